@@ -1,0 +1,1 @@
+"""Decides where processes live and moves things between them."""

@@ -1,0 +1,50 @@
+"""What can be set about processes, weights and what is kept. The docstring under a field is its `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """Where processes live and how they take turns."""
+
+    placement: Literal["auto", "cpu", "colocated", "separate"] = "auto"
+    """Where engines and ranks sit (auto: cpu without a GPU, else colocated)."""
+    schedule: Literal["auto", "phased", "streamed", "async"] = "auto"
+    """What overlaps (auto: phased on shared devices, streamed on separate ones)."""
+    max_lag: int = 1
+    """Async: how many weights versions a response may be behind."""
+    transport: str = "auto"
+    """How weights travel: object_store, broadcast (auto: object_store on a CPU)."""
+    address: str = ""
+    """Ray cluster to join (default: a private one on this machine)."""
+    start_timeout: float = 300.0
+    """Seconds an actor may take to start."""
+    heartbeat: float = 60.0
+    """Seconds an engine or rank may go without any progress."""
+    sync_timeout: float = 300.0
+    """Seconds a weight sync may take."""
+    mismatch_limit: float | None = None
+    """Largest |engine - learner| log-prob of a token before the run stops (default: 0.02 in float32, 1.0 in bfloat16)."""
+    grace: float = 10.0
+    """Seconds the run has to finish cleanly after SIGINT or SIGTERM."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept for a resume."""
+
+    every: int = 1
+    """Rounds between checkpoints (0: only at the end)."""
+    keep: int = 2
+    """Newest checkpoints kept."""
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """What a diagnosis may do to the run."""
+
+    stop_on: Literal["never", "critical"] = "never"
+    """Stop the run when a finding of this severity appears."""

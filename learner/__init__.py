@@ -1,0 +1,1 @@
+"""Turns scored groups into new weights."""

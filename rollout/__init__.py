@@ -1,0 +1,1 @@
+"""Turns prompts into scored groups."""
