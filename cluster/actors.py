@@ -1,0 +1,167 @@
+"""The only Ray actors: thin shells around the engines, one method per verb of the loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+if TYPE_CHECKING:
+    from learner.engine import LearnerSettings
+    from learner.types import Batch
+    from rollout.engine import EngineSettings, Sampling
+    from rollout.types import GroupRequest, Probe, Receipt, WeightBucket
+
+
+class Shell:
+    """What every actor has: its own log file, a pid, and the digest of the code it runs."""
+
+    def __init__(self, log: str) -> None:
+        _log_to(log)
+
+    def about(self) -> dict[str, Any]:
+        """Where and what this process is."""
+        from cluster.run.folder import code_digest
+
+        return {"pid": os.getpid(), "host": socket.gethostname(), "code": code_digest(Path(__file__).parents[1])}
+
+    def memory(self) -> int:
+        """Resident memory of this process in bytes."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def free_port(self) -> tuple[str, int]:
+        """This node's address and a port that is free on it now."""
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return host, int(probe.getsockname()[1])
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class RolloutActor(Shell):
+    """A process with one rollout engine."""
+
+    def __init__(self, settings: EngineSettings, log: str) -> None:
+        super().__init__(log)
+        from rollout.engine import RolloutEngine
+
+        self._engine = RolloutEngine(settings)
+
+    def ready(self) -> dict[str, Any]:
+        """Answers once the engine is up."""
+        return self.about()
+
+    def generate(self, requests: Sequence[GroupRequest], sampling: Sampling) -> Iterator[Any]:
+        """RolloutEngine.generate, as a stream."""
+        yield from self._engine.generate(requests, sampling)
+
+    def begin_load(self) -> None:
+        """RolloutEngine.begin_load."""
+        self._engine.begin_load()
+
+    def load_bucket(self, bucket: WeightBucket) -> int:
+        """RolloutEngine.load_bucket."""
+        return self._engine.load_bucket(bucket)
+
+    def finish_load(self, version: int, probe: Probe) -> Receipt:
+        """RolloutEngine.finish_load."""
+        return self._engine.finish_load(version, probe)
+
+    def open_channel(self, host: str, port: int, rank: int, size: int, timeout: float) -> None:
+        """RolloutEngine.open_channel."""
+        self._engine.open_channel(host, port, rank, size, timeout)
+
+    def receive_bucket(self, names: list[str], shapes: list[tuple[int, ...]], dtype: str) -> int:
+        """RolloutEngine.receive_bucket."""
+        return self._engine.receive_bucket(names, shapes, dtype)
+
+    def close_channel(self) -> None:
+        """RolloutEngine.close_channel."""
+        self._engine.close_channel()
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class LearnerActor(Shell):
+    """A process with one learner rank."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log)
+        self._reference: Any = None
+
+    def load(self, settings: LearnerSettings, host: str, port: int) -> dict[str, Any]:
+        """Join the other ranks and load the model."""
+        from learner.engine import LearnerEngine
+        from learner.reference import Reference
+
+        self._engine = LearnerEngine(settings, host, port)
+        if settings.objective.kl != "none":
+            self._reference = Reference(self._engine)
+        return self.about()
+
+    def update(self, batch: Batch) -> Iterator[Any]:
+        """Train on a batch: a stream of microbatch counts that ends with the UpdateReport."""
+        from learner.update import Update
+
+        yield from Update(self._engine, self._reference, batch).run()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """learner.weights.shapes."""
+        from learner.weights import shapes
+
+        return shapes(self._engine)
+
+    def outgoing(self, dtype: str, bucket_bytes: int) -> Iterator[Any]:
+        """The weights as buckets; ranks other than 0 take part in the gathering and send nothing."""
+        from learner.weights import outgoing
+
+        for bucket in outgoing(self._engine, dtype, bucket_bytes):
+            if self._engine.settings.rank == 0:
+                yield bucket
+
+    def open_channel(self, host: str, port: int, size: int, timeout: float) -> None:
+        """Rank 0 opens the broadcast group with the engines."""
+        from learner.weights import BroadcastSender
+
+        self._sender = BroadcastSender(host, port, size, timeout)
+
+    def broadcast(self, dtype: str, bucket_bytes: int) -> Iterator[tuple[tuple[str, ...], list[tuple[int, ...]]]]:
+        """Announce the names and shapes of each bucket (so that engines can start to receive), then broadcast it."""
+        from learner.weights import outgoing
+
+        for bucket in outgoing(self._engine, dtype, bucket_bytes):
+            if self._engine.settings.rank == 0:
+                yield bucket.names, [array.shape for array in bucket.arrays]
+                self._sender.send(bucket)
+
+    def digests(self, probe: Probe) -> dict[str, str]:
+        """learner.weights.digests."""
+        from learner.weights import digests
+
+        return digests(self._engine, probe)
+
+    def export(self, directory: str) -> None:
+        """Write the model in Hugging Face format (rank 0); the other ranks take part in the gathering."""
+        from learner.weights import export
+
+        export(self._engine, Path(directory))
+
+    def clock(self) -> float:
+        """Monotonic seconds of this process."""
+        return time.monotonic()
+
+
+def _log_to(path: str) -> None:
+    """Send everything this process prints, C++ libraries included, to its own file."""
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)

@@ -1,0 +1,63 @@
+"""All learner ranks as one: the same batch to each, one report back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from cluster.errors import BrokenPromise, RemoteFailure
+from cluster.waiting import ActorLost, fetch_all, stream
+from learner.types import Batch, UpdateReport
+
+
+class LearnerGroup:
+    """A group of ranks that live and die together."""
+
+    def __init__(self, ranks: list[Any], heartbeat: float) -> None:
+        """`ranks` in rank order, loaded."""
+        self.ranks = ranks
+        self._heartbeat = heartbeat
+
+    def update(self, batch: Batch, progress: Callable[[int], None]) -> UpdateReport:
+        """Train on the batch; `progress` hears how many minibatches are done.
+
+        Raises RemoteFailure when a rank is lost (the others are then stuck in a collective: the group is finished),
+        BrokenPromise when engine and learner disagree.
+        """
+        shared = ray.put(batch)
+        streams = {
+            f"learner-{rank}": actor.update.options(num_returns="streaming").remote(shared)
+            for rank, actor in enumerate(self.ranks)
+        }
+        reports: dict[str, UpdateReport] = {}
+        try:
+            for name, item in stream(streams, self._heartbeat):
+                if isinstance(item, UpdateReport):
+                    reports[name] = item
+                elif name == "learner-0":
+                    progress(item)
+        except ActorLost as lost:
+            if "MismatchError" in lost.reason:
+                raise BrokenPromise(_last_line(lost.reason, "MismatchError")) from None
+            raise RemoteFailure(f"{lost}") from None
+        return reports["learner-0"]
+
+    def shapes(self, seconds: float) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all tensors."""
+        shapes: dict[str, tuple[int, ...]] = fetch_all({"learner-0": self.ranks[0].shapes.remote()}, seconds, "shapes")[
+            "learner-0"
+        ]
+        return shapes
+
+    def export(self, directory: Path, seconds: float) -> None:
+        """Write the model in Hugging Face format."""
+        calls = {f"learner-{rank}": actor.export.remote(str(directory)) for rank, actor in enumerate(self.ranks)}
+        fetch_all(calls, seconds, "exporting the model")
+
+
+def _last_line(reason: str, marker: str) -> str:
+    lines = [line for line in reason.splitlines() if marker in line]
+    return lines[-1].split(f"{marker}:", 1)[-1].strip() if lines else reason

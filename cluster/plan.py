@@ -1,0 +1,341 @@
+"""The arithmetic before anything starts. Everything that relates two options is checked here and nowhere else.
+
+Pure: a configuration, the resources and the facts about the model in; a Plan or a PlanError out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import PlanError
+from cluster.resources import Resources
+from cluster.run.config import Config
+from learner.settings import Objective, objective_settings, without_effect
+
+DEMO = Path(__file__).resolve().parent.parent / "rollout" / "tasks" / "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the model directory says about itself."""
+
+    path: str
+    """Directory (or hub id) to load from."""
+    vocab_size: int
+    """V."""
+    max_positions: int
+    """Longest sequence the model was built for."""
+    recommended: dict[str, Any]
+    """Settings the directory recommends (rollearn.json), by dotted name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything derived from the configuration; nothing is derived anywhere else."""
+
+    prompts: int
+    """P, prompts per round."""
+    group_size: int
+    """G."""
+    minibatches: int
+    """Optimizer steps per set of responses."""
+    steps_per_round: int
+    """Optimizer steps per round, inner updates included."""
+    responses_per_round: int
+    """Responses per round, inner updates included."""
+    groups_per_minibatch: int
+    """Whole groups per step."""
+    device: str
+    """cpu or cuda."""
+    placement: str
+    """cpu, colocated or separate."""
+    schedule: str
+    """phased, streamed or async."""
+    transport: str
+    """How weights travel."""
+    engines: int
+    """Rollout engines."""
+    ranks: int
+    """Learner processes."""
+    engine_dtype: str
+    """Precision of the engines."""
+    learner_dtype: str
+    """Precision of the learner."""
+    lr: float
+    """Learning rate."""
+    max_new_tokens: int
+    """Longest response."""
+    max_model_len: int
+    """Longest prompt plus response an engine takes."""
+    max_prompt_tokens: int
+    """Longest prompt."""
+    score_temperature: float
+    """Temperature log-probs are scored at."""
+    objective: Objective
+    """What a step minimises."""
+    kl_coef: float
+    """KL coefficient (0 without KL)."""
+    kl_domains: dict[str, float]
+    """KL coefficient by domain."""
+    mismatch_limit: float
+    """Largest engine/learner difference."""
+    model: ModelFacts
+    """The model."""
+    notes: tuple[str, ...]
+    """What the user should know before the start."""
+
+
+def read_model_facts(model: str) -> ModelFacts:
+    """Facts about a model directory; a hub id gives unknowns that are filled at start."""
+    if model == "demo":
+        return _facts(DEMO)
+    path = Path(model)
+    if path.is_dir():
+        return _facts(path.resolve())
+    if model.startswith((".", "/", "~")) or path.suffix or model.count("/") != 1:
+        raise PlanError(
+            f"--model {model}: there is no such directory.\n"
+            f"  Give a directory with config.json and safetensors, a hub id (owner/name), or leave it out for the demo."
+        )
+    return ModelFacts(path=model, vocab_size=0, max_positions=0, recommended={})
+
+
+def _facts(path: Path) -> ModelFacts:
+    config = path / "config.json"
+    if not config.is_file():
+        raise PlanError(f"--model {path}: no config.json in it; give a Hugging Face model directory.")
+    data = json.loads(config.read_text())
+    own = path / "rollearn.json"
+    return ModelFacts(
+        path=str(path),
+        vocab_size=int(data.get("vocab_size", 0)),
+        max_positions=int(data.get("max_position_embeddings", 0)),
+        recommended=json.loads(own.read_text()) if own.is_file() else {},
+    )
+
+
+def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
+    """Do the arithmetic, or raise PlanError: what was asked, why it cannot be, what to type."""
+    notes: list[str] = []
+    group_size, prompts, minibatches = split_rollouts(config.rollouts, config.group_size, config.minibatches)
+    _at_least("--rounds", config.rounds, 1)
+    _at_least("--learner.inner-updates", config.learner.inner_updates, 1)
+    _check_sampling(config)
+    _check_kl(config)
+    device, placement = _placement(config, resources)
+    engines, ranks = _processes(config, resources, device, notes)
+    max_new = _recommended(config.rollout.max_new_tokens, model, "rollout.max_new_tokens", 1024)
+    lr = _recommended(config.learner.lr, model, "learner.lr", 1e-6)
+    if config.learner.lr is None and "learner.lr" in model.recommended:
+        notes.append(f"learning rate {lr:g} and response length {max_new} are the model directory's own recommendation")
+    max_prompt = config.data.max_prompt_tokens
+    if model.max_positions:
+        if max_new >= model.max_positions:
+            raise PlanError(
+                f"--rollout.max-new-tokens {max_new} leaves no room for a prompt: the model ends at "
+                f"{model.max_positions} tokens. Try --rollout.max-new-tokens {model.max_positions // 2}."
+            )
+        max_prompt = min(max_prompt, model.max_positions - max_new)
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    engine_dtype, learner_dtype = config.rollout.dtype or dtype, config.learner.dtype or dtype
+    objective = objective_settings(config.learner, config.kl, config.correction, max_new)
+    notes.extend(without_effect(objective))
+    both_exact = engine_dtype == learner_dtype == "float32"
+    inner = config.learner.inner_updates
+    score_at = 1.0 if config.rollout.score_at_one else config.rollout.temperature
+    unscored = config.rollout.allow_unscored_sampling
+    limit = config.cluster.mismatch_limit or (0.02 if both_exact else 1.0)
+    if unscored and config.cluster.mismatch_limit is None:
+        limit = float("inf")
+        notes.append("sampling is not scored exactly (--rollout.allow-unscored-sampling): the mismatch check is off")
+    return Plan(
+        prompts=prompts,
+        group_size=group_size,
+        minibatches=minibatches,
+        steps_per_round=minibatches * inner,
+        responses_per_round=config.rollouts * inner,
+        groups_per_minibatch=prompts // minibatches,
+        device=device,
+        placement=placement,
+        schedule=_schedule(config, placement),
+        transport="object_store" if config.cluster.transport == "auto" else config.cluster.transport,
+        engines=engines,
+        ranks=ranks,
+        engine_dtype=engine_dtype,
+        learner_dtype=learner_dtype,
+        lr=lr,
+        max_new_tokens=max_new,
+        max_model_len=max_prompt + max_new,
+        max_prompt_tokens=max_prompt,
+        score_temperature=score_at,
+        objective=objective,
+        kl_coef=0.0 if config.kl.kind == "none" else (0.001 if config.kl.coef is None else config.kl.coef),
+        kl_domains=parse_pairs("--kl.domains", config.kl.domains),
+        mismatch_limit=limit,
+        model=model,
+        notes=tuple(notes),
+    )
+
+
+def split_rollouts(rollouts: int, group_size: int | None, minibatches: int | None) -> tuple[int, int, int]:
+    """(G, P, M) of `--rollouts`, `--group-size` and `--minibatches`; equal numbers of whole groups or PlanError."""
+    _at_least("--rollouts", rollouts, 2)
+    size = min(16, rollouts) if group_size is None else group_size
+    if size < 2:
+        raise PlanError(
+            f"--group-size {size}: a group of one has no advantage (its reward is compared with itself).\n"
+            f"  Use --group-size 2 or more."
+        )
+    if rollouts % size:
+        raise PlanError(_not_a_multiple(rollouts, size, group_size, minibatches))
+    groups = rollouts // size
+    if minibatches is None:
+        return size, groups, max(m for m in range(1, 17) if groups % m == 0)
+    _at_least("--minibatches", minibatches, 1)
+    if groups % minibatches:
+        nearest = min((m for m in range(1, groups + 1) if groups % m == 0), key=lambda m: (abs(m - minibatches), m))
+        unit = "group" if groups == 1 else "groups"
+        more = -(-groups // minibatches) * minibatches * size
+        raise PlanError(
+            f"--minibatches {minibatches} does not divide {groups} {unit} (--rollouts {rollouts} / group size {size}).\n"
+            f"  A minibatch is made of whole groups, as many in each. Nearest: --minibatches {nearest}, "
+            f"or --rollouts {more} ({more // size} groups, {minibatches} minibatches of {more // size // minibatches})."
+        )
+    return size, groups, minibatches
+
+
+def _not_a_multiple(rollouts: int, size: int, group_size: int | None, minibatches: int | None) -> str:
+    fits = [g for g in range(2, min(rollouts, 2 * size + 2) + 1) if rollouts % g == 0]
+    lower = rollouts // size * size
+    groups = (lower or size) // size
+    split = "" if minibatches is None or groups % minibatches else f", {minibatches} minibatches of {groups // minibatches}"
+    asked = f"--group-size {size}" if group_size is not None else f"the default --group-size {size}"
+    options = []
+    if fits:
+        options.append(f"--group-size {min(fits, key=lambda g: (abs(g - size), -g))}")
+    options.append(f"--rollouts {lower or size} ({groups} groups{split})")
+    return (
+        f"--rollouts {rollouts} is not a multiple of {asked}.\n"
+        f"  {rollouts} / {size} leaves {rollouts % size} responses over. Nearest: {', or '.join(options)}."
+    )
+
+
+def parse_pairs(flag: str, text: str) -> dict[str, float]:
+    """`name=1,name=2` as a dict; PlanError naming the flag otherwise."""
+    pairs: dict[str, float] = {}
+    for piece in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = piece.partition("=")
+        try:
+            pairs[name.strip()] = float(value)
+        except ValueError:
+            raise PlanError(f"{flag} {text}: `{piece}` is not name=number.") from None
+    return pairs
+
+
+def _at_least(flag: str, value: int, least: int) -> None:
+    if value < least:
+        raise PlanError(f"{flag} {value}: must be at least {least}.")
+
+
+def _recommended(given: Any, model: ModelFacts, name: str, otherwise: Any) -> Any:
+    return given if given is not None else model.recommended.get(name, otherwise)
+
+
+def _check_sampling(config: Config) -> None:
+    rollout = config.rollout
+    if not 0 < rollout.top_p <= 1:
+        raise PlanError(f"--rollout.top-p {rollout.top_p}: must be above 0 and at most 1.")
+    if rollout.temperature <= 0:
+        raise PlanError(f"--rollout.temperature {rollout.temperature}: training needs samples, so it must be above 0.")
+    unsound = []
+    if rollout.top_p < 1:
+        unsound.append(f"--rollout.top-p {rollout.top_p:g}")
+    if rollout.top_k > 0:
+        unsound.append(f"--rollout.top-k {rollout.top_k}")
+    if rollout.score_at_one and rollout.temperature != 1:
+        unsound.append(f"--rollout.score-at-one with --rollout.temperature {rollout.temperature:g}")
+    if unsound and not rollout.allow_unscored_sampling:
+        raise PlanError(
+            f"{' and '.join(unsound)}: tokens would be sampled from another distribution than the one the learner "
+            f"scores, so the gradient is biased (it can drive the policy towards uniform).\n"
+            f"  Leave it out, or add --rollout.allow-unscored-sampling to do it all the same."
+        )
+
+
+def _check_kl(config: Config) -> None:
+    kl = config.kl
+    if kl.kind == "none":
+        for flag, given in (
+            ("--kl.coef", kl.coef is not None),
+            ("--kl.ref-refresh-steps", bool(kl.ref_refresh_steps)),
+            ("--kl.domains", bool(kl.domains)),
+        ):
+            if given:
+                raise PlanError(f"{flag} has no effect without a KL term: add --kl.kind k3_weighted, or leave it out.")
+
+
+def _placement(config: Config, resources: Resources) -> tuple[str, str]:
+    asked = config.cluster.placement
+    device = "cuda" if resources.gpus and asked != "cpu" else "cpu"
+    if asked in ("colocated", "separate") and not resources.gpus:
+        raise PlanError(
+            f"--cluster.placement {asked} needs GPUs.\n  need: at least {1 if asked == 'colocated' else 2} GPU(s)   "
+            f"have: 0\n  Use --cluster.placement cpu."
+        )
+    return device, ("cpu" if device == "cpu" else "colocated") if asked == "auto" else asked
+
+
+def _processes(config: Config, resources: Resources, device: str, notes: list[str]) -> tuple[int, int]:
+    usual = min(2, resources.cpus) if device == "cpu" else max(1, resources.gpus // config.rollout.tensor_parallel)
+    prompts = config.rollouts // (config.group_size or min(16, config.rollouts))
+    # One group cannot be shared between engines, and a second rank costs more than it helps for a handful of rows.
+    engines = config.rollout.engines if config.rollout.engines is not None else min(usual, prompts)
+    ranks = config.learner.ranks if config.learner.ranks is not None else min(usual, prompts)
+    _at_least("--rollout.engines", engines, 1)
+    _at_least("--learner.ranks", ranks, 1)
+    limit = 8 * resources.cpus
+    if device == "cpu" and engines + ranks > limit:
+        raise PlanError(
+            f"--rollout.engines {engines} and --learner.ranks {ranks} are too many processes for this machine.\n"
+            f"  need: {engines + ranks}   have: {limit} (8 per core, {resources.cpus} cores)"
+        )
+    if device == "cpu" and max(engines, ranks) > resources.cpus:
+        notes.append(f"{max(engines, ranks)} processes of a kind share {resources.cpus} cores: slower, not faster")
+    return engines, ranks
+
+
+def _schedule(config: Config, placement: str) -> str:
+    asked = config.cluster.schedule
+    if asked in ("streamed", "async"):
+        raise PlanError(f"--cluster.schedule {asked} is not part of this version; use --cluster.schedule phased.")
+    return "phased"
+
+
+def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
+    """The plan as people read it."""
+    kl = "off (no reference in memory)" if config.kl.kind == "none" else f"{config.kl.kind}, coefficient {plan.kl_coef:g}"
+    inner = f" x {config.learner.inner_updates} inner updates" if config.learner.inner_updates > 1 else ""
+    lines = [
+        f"round      {config.rollouts} responses = {plan.prompts} prompts x {plan.group_size}{inner}",
+        f"           {plan.steps_per_round} optimizer steps of {plan.groups_per_minibatch} groups "
+        f"({plan.groups_per_minibatch * plan.group_size} responses)",
+        f"run        {config.rounds} rounds, {config.rounds * plan.steps_per_round} optimizer steps, "
+        f"{config.rounds * plan.responses_per_round} responses",
+        f"model      {plan.model.path}" + (f" (vocabulary {plan.model.vocab_size})" if plan.model.vocab_size else ""),
+        f"objective  {config.learner.loss}, ratio per {config.learner.ratio_level}, clip "
+        f"{config.learner.clip_low:g}/{config.learner.clip_high:g}, advantages {config.learner.advantage}, "
+        f"{config.learner.aggregate}, KL {kl}",
+        f"optimizer  AdamW, learning rate {plan.lr:g}, ZeRO {config.learner.zero_stage}, {plan.learner_dtype}",
+        f"sampling   temperature {config.rollout.temperature:g}, top-p {config.rollout.top_p:g}, at most "
+        f"{plan.max_new_tokens} tokens after at most {plan.max_prompt_tokens}, {plan.engine_dtype}",
+        f"reward     correctness + {config.reward.format_weight:g} x format"
+        + (" where correct" if config.reward.conditional_format else "")
+        + (f" + {config.reward_function}" if config.reward_function else ""),
+        f"processes  {plan.engines} engine(s) and {plan.ranks} rank(s), placement {plan.placement}, schedule "
+        f"{plan.schedule}, weights by {plan.transport}",
+        f"machine    {resources.cpus} cores, {resources.gpus} GPUs, {resources.memory / 2**30:.1f} GiB memory",
+    ]
+    return "\n".join(lines + [f"note       {note}" for note in plan.notes])

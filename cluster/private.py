@@ -1,0 +1,39 @@
+"""The private corner of a run: a directory nobody else can read, and a token without which Ray answers nobody.
+
+Must run before `ray` is imported: Ray reads the authentication mode once, at import.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from cluster.errors import PlanError
+
+
+def private_ray(address: str) -> Path:
+    """Make the directory (mode 0700) and set the environment of Ray; returns the directory.
+
+    A cluster that is joined (`address`) brings its own token; joining one without authentication is refused.
+    """
+    if "ray" in sys.modules:
+        raise RuntimeError("private_ray must run before ray is imported")
+    if address and os.environ.get("RAY_AUTH_MODE") == "disabled":
+        raise PlanError(
+            f"--cluster.address {address} with RAY_AUTH_MODE=disabled: anybody who reaches that cluster could run code "
+            f"on it.\n  Start the cluster with a token (ray get-auth-token --generate) and unset RAY_AUTH_MODE."
+        )
+    temp = Path(tempfile.mkdtemp(prefix="rollearn-"))
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if not address:
+        token = temp / "token"
+        descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as out:
+            out.write(os.urandom(32).hex())
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 lets any other process starve the run
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    return temp

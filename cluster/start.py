@@ -1,0 +1,219 @@
+"""Starting and stopping: Ray, the actors, the code they run, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from cluster import transport as transports
+from cluster.actors import LearnerActor, RolloutActor
+from cluster.errors import BrokenPromise, RemoteFailure
+from cluster.learner_group import LearnerGroup
+from cluster.plan import Plan
+from cluster.rollout_pool import RolloutPool
+from cluster.run.config import Config
+from cluster.run.folder import RunFolder
+from cluster.waiting import fetch, fetch_all
+from cluster.weight_sync import SyncReport, sync_weights
+from learner import engine as learner_engine
+from rollout import engine as rollout_engine
+from rollout.seeds import stable_hash
+
+SENTINEL_ROWS = 4
+
+
+@dataclass
+class System:
+    """The running processes of one run."""
+
+    config: Config
+    plan: Plan
+    folder: RunFolder
+    model: str
+    """Directory that engines and ranks load."""
+    code: str
+    """Digest of the code the actors must run."""
+    temp: Path
+    """Ray's own directory, removed at the end."""
+    pids: dict[str, int] = field(default_factory=dict)
+    """Actor name -> pid, on this machine."""
+    actors: list[Any] = field(default_factory=list)
+    """Every actor that was started."""
+
+    def launch(self) -> None:
+        """Start all actors at once, wait for all of them, and connect the transport."""
+        names = [f"engine-{index}" for index in range(self.plan.engines)]
+        engines = {name: self._engine_actor(name) for name in names}
+        ranks = [self._rank_actor(rank) for rank in range(self.plan.ranks)]
+        seconds = self.config.cluster.start_timeout
+        host, port = fetch(ranks[0].free_port.remote(), seconds, "starting learner-0")
+        calls = {f"learner-{i}": actor.load.remote(self._rank_settings(i), host, port) for i, actor in enumerate(ranks)}
+        calls |= {name: actor.ready.remote() for name, actor in engines.items()}
+        for name, about in self._fetch_all(calls, seconds, "starting the actors").items():
+            self._register(name, about)
+        self.learners = LearnerGroup(ranks, self.config.cluster.heartbeat)
+        self.pool = RolloutPool(engines, self._replace_engine, self.config.cluster.heartbeat)
+        self.shapes = self.learners.shapes(seconds)
+        self.transport = transports.make(self.plan.transport)
+        self.transport.connect(ranks, engines, seconds)
+        self.version = -1
+
+    def sync(self, version: int) -> SyncReport:
+        """Give every engine the learner's weights as `version`, and check the receipts."""
+        report = self._sync(self.pool.engines, version)
+        self.version = version
+        return report
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes by process, the driver included."""
+        calls = {name: engine.memory.remote() for name, engine in self.pool.engines.items()}
+        calls |= {f"learner-{rank}": actor.memory.remote() for rank, actor in enumerate(self.learners.ranks)}
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return fetch_all(calls, 30.0, "asking for memory") | {"driver": pages * os.sysconf("SC_PAGE_SIZE")}
+
+    def close(self) -> None:
+        """Stop everything; at the end no process of the run is left on this machine."""
+        # Actors write nothing of value on the way out, so they are ended, not asked.
+        for actor in self.actors:
+            ray.kill(actor, no_restart=True)
+        ray.shutdown()
+        _end(list(self.pids.values()), 5.0)
+        shutil.rmtree(self.temp, ignore_errors=True)
+
+    def _sync(self, engines: dict[str, Any], version: int) -> SyncReport:
+        return sync_weights(
+            self.learners.ranks,
+            engines,
+            self.transport,
+            self.shapes,
+            version,
+            self.plan.engine_dtype,
+            self.config.cluster.sync_timeout,
+        )
+
+    def _replace_engine(self, name: str) -> Any:
+        """A new engine in place of a lost one; it may not answer before it holds the current weights."""
+        pid = self.pids.get(name)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        actor = self._engine_actor(name)
+        seconds = self.config.cluster.start_timeout
+        self._register(name, self._fetch_all({name: actor.ready.remote()}, seconds, f"replacing {name}")[name])
+        engines = {**self.pool.engines, name: actor}
+        self.transport.connect(self.learners.ranks, engines, seconds)
+        self._sync({name: actor}, self.version)
+        return actor
+
+    def _fetch_all(self, calls: dict[str, Any], seconds: float, what: str) -> dict[str, Any]:
+        try:
+            return fetch_all(calls, seconds, what)
+        except RemoteFailure as failure:
+            logs = [f"  log of {name}: {self.folder.logs / name}.log" for name in calls if name in str(failure)]
+            raise RemoteFailure("\n".join([str(failure), *logs])) from None
+
+    def _register(self, name: str, about: dict[str, Any]) -> None:
+        if about["code"] != self.code:
+            raise BrokenPromise(
+                f"{name} on {about['host']} runs other code than this command (digest {about['code']}, expected "
+                f"{self.code}): another package named rollout, learner or cluster comes first on its path."
+            )
+        self.pids[name] = about["pid"]
+        (self.folder.path / "pids.txt").write_text("".join(f"{n} {pid}\n" for n, pid in sorted(self.pids.items())))
+
+    def _engine_actor(self, name: str) -> Any:
+        index = int(name.rsplit("-", 1)[1])
+        settings = rollout_engine.EngineSettings(
+            model=self.model,
+            index=index,
+            seed=stable_hash("engine", self.config.seed, index) % 2**31,
+            dtype=self.plan.engine_dtype,
+            max_model_len=self.plan.max_model_len,
+            max_num_seqs=self.config.rollout.max_num_seqs,
+            tensor_parallel=self.config.rollout.tensor_parallel,
+            device=self.plan.device,
+            gpu_memory=self.config.rollout.gpu_memory,
+            kv_cache_gib=self.config.rollout.kv_cache_gib,
+            processed_logprobs=not self.config.rollout.score_at_one,
+        )
+        environment = rollout_engine.CPU_ENVIRONMENT if self.plan.device == "cpu" else rollout_engine.GPU_ENVIRONMENT
+        return self._start(RolloutActor, name, environment, settings)
+
+    def _rank_actor(self, rank: int) -> Any:
+        environment = learner_engine.CPU_ENVIRONMENT if self.plan.device == "cpu" else learner_engine.GPU_ENVIRONMENT
+        name = f"learner-{rank}"
+        return self._start(LearnerActor, name, environment)
+
+    def _rank_settings(self, rank: int) -> learner_engine.LearnerSettings:
+        learner, plan = self.config.learner, self.plan
+        return learner_engine.LearnerSettings(
+            model=self.model,
+            rank=rank,
+            ranks=plan.ranks,
+            device=plan.device,
+            dtype=plan.learner_dtype,
+            zero_stage=learner.zero_stage,
+            lr=plan.lr,
+            warmup_steps=learner.warmup_steps,
+            beta2=learner.beta2,
+            weight_decay=learner.weight_decay,
+            grad_clip=learner.grad_clip,
+            microbatch_tokens=learner.microbatch_tokens,
+            objective=plan.objective,
+            score_temperature=plan.score_temperature,
+            old_logprobs=learner.old_logprobs,
+            ref_refresh_steps=self.config.kl.ref_refresh_steps,
+            gradient_checkpointing=learner.gradient_checkpointing,
+            offload=learner.offload,
+            sentinel_rows=SENTINEL_ROWS,
+            mismatch_limit=plan.mismatch_limit,
+            collective_timeout=600.0,
+            seed=stable_hash("learner", self.config.seed, rank) % 2**31,
+        )
+
+    def _start(self, kind: Any, name: str, environment: dict[str, str], *settings: Any) -> Any:
+        resources = {"num_cpus": 1} if self.plan.device == "cpu" else {"num_gpus": 1}
+        log = str(self.folder.logs / f"{name}.log")
+        actor = kind.options(runtime_env={"env_vars": environment}, **resources).remote(*settings, log)
+        self.actors.append(actor)
+        return actor
+
+
+def start_ray(config: Config, plan: Plan, folder: RunFolder, temp: Path) -> None:
+    """Start a private Ray in `temp` (cluster/private.py), or join `--cluster.address`."""
+    options: dict[str, Any] = {"address": config.cluster.address}
+    if not config.cluster.address:
+        options = {
+            "address": "local",
+            "num_cpus": plan.engines + plan.ranks,
+            "include_dashboard": False,
+            "_temp_dir": str(temp),
+            "object_store_memory": 512 * 2**20 if plan.device == "cpu" else None,
+        }
+    ray.init(
+        log_to_driver=False,
+        logging_level="ERROR",
+        configure_logging=False,
+        runtime_env={"working_dir": str(folder.code)},
+        **options,
+    )
+
+
+def _end(pids: list[int], seconds: float) -> None:
+    """Wait for processes to go, and end those that do not (a stopped process ignores Ray's kill for seconds)."""
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.05)

@@ -1,0 +1,59 @@
+"""Weights by broadcast in a process group of learner rank 0 and all engines (gloo)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.waiting import fetch, fetch_all, references
+
+BUCKET_BYTES = 1 << 26
+
+
+class Broadcast:
+    """Faster than the object store for large models; the group is made anew whenever the engines change."""
+
+    def __init__(self) -> None:
+        """Not connected."""
+        self._members: dict[str, Any] = {}
+
+    def connect(self, learners: list[Any], engines: dict[str, Any], seconds: float) -> None:
+        """Open the group: rank 0 of the learner first, then every engine."""
+        self.close()
+        host, port = fetch(learners[0].free_port.remote(), seconds, "finding a port for the weights")
+        size = 1 + len(engines)
+        joining: dict[str, Any] = {"learner-0": learners[0].open_channel.remote(host, port, size, seconds)}
+        for rank, (name, engine) in enumerate(engines.items(), start=1):
+            joining[name] = engine.open_channel.remote(host, port, rank, size, seconds)
+        fetch_all(joining, seconds, "opening the weights channel")
+        self._members = dict(engines)
+
+    def send(self, learners: list[Any], engines: dict[str, Any], dtype: str, seconds: float) -> int:
+        """Rank 0 announces each bucket, the engines start to receive, then it broadcasts."""
+        streams = [rank.broadcast.options(num_returns="streaming").remote(dtype, BUCKET_BYTES) for rank in learners]
+        loaded = 0
+        for announcement in references(streams[0], seconds, "gathering weights"):
+            names, shapes = fetch(announcement, seconds, "announcing weights")
+            counts = fetch_all(
+                {
+                    name: engine.receive_bucket.remote(list(names), list(shapes), dtype)
+                    for name, engine in engines.items()
+                },
+                seconds,
+                "receiving weights",
+            )
+            loaded += max(counts.values())
+        for other in streams[1:]:
+            for item in references(other, seconds, "gathering weights"):
+                fetch(item, seconds, "gathering weights")
+        return loaded
+
+    def close(self) -> None:
+        """Leave the group; engines that are gone are left out."""
+        for engine in self._members.values():
+            engine.close_channel.remote()
+        self._members = {}
+
+
+def make() -> Broadcast:
+    """Used by cluster.transport.make."""
+    return Broadcast()
