@@ -69,8 +69,8 @@ class KLConfig:
 
     kind: KLKind = "none"
     """Estimator; none keeps no reference model in memory."""
-    coef: float = 0.001
-    """Weight of the term (used when kind is not none)."""
+    coef: float | None = None
+    """Weight of the term (default: 0.001 when kind is not none)."""
     ref_refresh_steps: int = 0
     """Replace the reference by the current policy every N optimizer steps (R1: 400; 0: never)."""
     length_normalise: bool = False

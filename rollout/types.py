@@ -7,6 +7,7 @@ move and to hold. Training uses the sampled token ids; text exists for scoring a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,3 +113,55 @@ class ScoredGroup:
     def errors(self) -> int:
         """Responses whose grader failed: the group is dropped whole."""
         return sum(outcome == "error" for outcome in self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBucket:
+    """Some tensors of the policy on their way to an engine."""
+
+    names: tuple[str, ...]
+    """Names as in the model's own checkpoint (HF names)."""
+    arrays: tuple[npt.NDArray[Any], ...]
+    """One array per name; bfloat16 travels as its uint16 bits."""
+    dtype: str
+    """What the bits mean: float32 or bfloat16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Which part of every tensor is read back after a sync, by learner and engine alike.
+
+    Reading columns needs no stored weight: a layer that has packed its weight away gives column j as its output for the
+    j-th unit vector, exactly. So the proof covers what the engine computes with, not what it was sent.
+    """
+
+    columns: Mapping[str, IntArray]
+    """Tensor name -> columns to read (empty: the tensor has one dimension and is read whole)."""
+    dtype: str
+    """Precision of the engine; the learner casts to it before the digest."""
+
+    @staticmethod
+    def digest(values: npt.NDArray[Any]) -> str:
+        """Short hash of values (rows, columns) or (rows,), of float32.
+
+        Negative zeros and denormals are levelled: matrix kernels may flush them.
+        """
+        levelled = np.where(np.abs(values) < 1e-37, np.float32(0.0), values).astype(np.float32)
+        data = np.ascontiguousarray(levelled).tobytes()
+        return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What an engine proves after a sync."""
+
+    engine: int
+    """Which engine."""
+    version: int
+    """Weights version it was told it now holds."""
+    digests: Mapping[str, str]
+    """Tensor name -> digest of what the engine computes with, fused and packed copies included."""
+    cache_reset: bool
+    """True when the prefix cache was really emptied."""
+    seconds: float
+    """Time the engine spent on loading and reading back."""

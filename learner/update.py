@@ -1,0 +1,172 @@
+"""One round of learning: old log-probs, then one optimizer step per minibatch, each made of microbatches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from learner.aggregate import Denominators
+from learner.batching import Padded, Rows, pad_rows, plan_microbatches, rows_with_signal
+from learner.engine import LearnerEngine
+from learner.objective import Partial, finish_metrics, merge_partials, objective_terms, pack_partial, unpack_partial
+from learner.reference import Reference
+from learner.types import Batch, StepReport, UpdateReport
+
+
+class MismatchError(RuntimeError):
+    """Engine and learner disagree about the log-probs of the same tokens."""
+
+
+class Update:
+    """Trains one rank's share of a batch, minibatch by minibatch.
+
+    All ranks make the same plan from the same batch; a rank's result does not depend on how many ranks there are,
+    beyond the order of floating-point sums.
+    """
+
+    def __init__(self, engine: LearnerEngine, reference: Reference | None, batch: Batch) -> None:
+        """`reference` is None without a KL term."""
+        self.engine, self.reference, self.batch = engine, reference, batch
+        self.minibatches = [int(m) for m in np.unique(batch.minibatches)]
+        self._lengths = batch.prompt_lengths.astype(np.int64) + batch.response_lengths
+        self._signal = rows_with_signal(batch)
+        self._old: np.ndarray | None = None  # (T,), this rank's rows only
+        self._trained = 0
+
+    def run(self) -> Iterator[int | UpdateReport]:
+        """Yields the number of microbatches done so far (a sign of life), and the report at the end."""
+        started = time.monotonic()
+        self.check_mismatch()
+        seconds_old = 0.0
+        if self.engine.settings.old_logprobs == "sampler":
+            self._old = self.batch.sampler_logprobs
+        elif len(self.minibatches) > 1:
+            began = time.monotonic()
+            yield from self.recompute_old()
+            seconds_old = time.monotonic() - began
+        reports: list[StepReport] = []
+        for position, minibatch in enumerate(self.minibatches):
+            reports.append(self.step(minibatch, first=position == 0))
+            yield position + 1
+        yield UpdateReport(tuple(reports), seconds_old, time.monotonic() - started, self._trained)
+
+    def check_mismatch(self) -> None:
+        """Score a few responses and compare with the engine's log-probs, before anything is trained on them."""
+        settings = self.engine.settings
+        count = min(settings.sentinel_rows * settings.ranks, self.batch.size)
+        rows = np.linspace(0, self.batch.size - 1, count).astype(np.int64)[settings.rank :: settings.ranks]
+        if not len(rows):
+            rows = np.zeros(1, dtype=np.int64)
+        padded = pad_rows(self.batch, rows)
+        with torch.no_grad():
+            logprobs, _ = self.engine.score(self._tensors(padded))
+        gap = (logprobs.cpu().double() - torch.from_numpy(self.batch.sampler_logprobs[padded.flat]).double()).abs()
+        if not bool(torch.isfinite(gap).all()) or float(gap.max()) > settings.mismatch_limit:
+            worst = int(gap.nan_to_num(nan=torch.inf).argmax())
+            row = int(padded.rows[np.searchsorted(np.cumsum(self.batch.response_lengths[rows]), worst, side="right")])
+            raise MismatchError(
+                f"engine and learner differ by {float(gap.max()):.3g} (limit {settings.mismatch_limit:g}) in the "
+                f"log-prob of one token, {float(gap.mean()):.3g} on average, response {row} of round "
+                f"{self.batch.round}. Likely causes, in this order: weights that did not reach the engine (stale or "
+                f"tied output layer), sampling at another temperature or with top-p/top-k, a prefix cache of older "
+                f"weights, token ids that were decoded and encoded again, an engine in another precision."
+            )
+
+    def recompute_old(self) -> Iterator[int]:
+        """Log-probs under the policy as it is now, for every minibatch but the first (there they equal the new ones)."""
+        self._old = np.full(len(self.batch.sampler_logprobs), np.nan, dtype=np.float32)
+        for minibatch in self.minibatches[1:]:
+            for rows in self._plan(minibatch):
+                if len(rows) or self.engine.settings.zero_stage == 3:
+                    padded = pad_rows(self.batch, rows if len(rows) else np.zeros(1, dtype=np.int64))
+                    with torch.no_grad():
+                        logprobs, _ = self.engine.score(self._tensors(padded))
+                    if len(rows):
+                        self._old[padded.flat] = logprobs.float().cpu().numpy()
+            yield 0
+
+    def step(self, minibatch: int, *, first: bool) -> StepReport:
+        """One optimizer step. The ranks vote before it: nobody applies an update that is not finite anywhere."""
+        engine, settings = self.engine, self.engine.settings
+        denominators = self._denominators(minibatch)
+        partials: list[Partial] = []
+        finite = True
+        for rows in self._plan(minibatch):
+            loss, partial = self._terms(rows, denominators, first)
+            finite = finite and bool(torch.isfinite(loss.detach()))
+            partials.append(partial)
+            engine.backward(loss)
+            self._trained += len(rows)
+        merged = self._reduce(merge_partials(partials))
+        healthy = finite and engine.local_gradients_finite()
+        vote = engine.all_sum(torch.tensor([0.0 if healthy else 1.0]))
+        applied, norm, rate = False, float("nan"), engine.learning_rate()
+        if float(vote) == 0.0:
+            applied, norm = engine.step()
+        else:
+            engine.drop_gradients()
+        engine.steps_done += 1
+        metrics = finish_metrics(merged, denominators) | {"policy/grad_norm": norm, "policy/lr": rate}
+        if self.reference is not None:
+            self.reference.after_step(engine)
+        return StepReport(engine.steps_done, minibatch, not applied, metrics)
+
+    def _plan(self, minibatch: int) -> list[Rows]:
+        rows = np.flatnonzero((self.batch.minibatches == minibatch) & self._signal)
+        settings = self.engine.settings
+        return plan_microbatches(rows, self._lengths, settings.rank, settings.ranks, settings.microbatch_tokens)
+
+    def _denominators(self, minibatch: int) -> Denominators:
+        """Counts of the whole minibatch, every rank and microbatch, groups without signal included."""
+        rows = self.batch.minibatches == minibatch
+        lengths = np.where(self.batch.counted, self.batch.response_lengths, 0)[rows]
+        return Denominators(responses=int(rows.sum()), tokens=int(lengths.sum()))
+
+    def _terms(self, rows: Rows, denominators: Denominators, first: bool) -> tuple[torch.Tensor, Partial]:
+        """Loss of one microbatch. Without rows: a zero that still goes through the model, for ZeRO's collectives."""
+        empty = not len(rows)
+        padded = pad_rows(self.batch, np.zeros(1, dtype=np.int64) if empty else rows)
+        logprobs, entropy = self.engine.score(self._tensors(padded))
+        if empty:
+            return logprobs.sum() * 0.0, {}
+        device = logprobs.device
+        mask = torch.from_numpy(padded.response_mask).to(device)
+
+        def spread(flat: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(mask.shape, dtype=flat.dtype, device=device).masked_scatter(mask, flat)
+
+        def known(values: np.ndarray) -> torch.Tensor:
+            return spread(torch.from_numpy(values[padded.flat]).to(device))
+
+        recomputed = self._old is not None and not (first and self.engine.settings.old_logprobs == "recompute")
+        loss, partial = objective_terms(
+            self.engine.settings.objective,
+            spread(logprobs),
+            known(self._old) if recomputed and self._old is not None else spread(logprobs.detach()),
+            mask,
+            torch.from_numpy(self.batch.advantages[rows]).to(device),
+            denominators,
+            ref_logprobs=spread(self._reference(padded)) if self.reference is not None else None,
+            sampler_logprobs=known(self.batch.sampler_logprobs),
+            kl_coefs=torch.from_numpy(self.batch.kl_coefs[rows]).to(device),
+            counted=torch.from_numpy(self.batch.counted[rows]).to(device),
+        )
+        return loss, partial | {"entropy": float(entropy.double().sum()), "entropy_tokens": float(len(entropy))}
+
+    def _reference(self, padded: Padded) -> torch.Tensor:
+        assert self.reference is not None
+        tensors = self._tensors(padded)
+        return self.reference.score(
+            tensors["input_ids"], tensors["positions"], tensors["targets"], self.engine.settings.score_temperature
+        )
+
+    def _tensors(self, padded: Padded) -> dict[str, torch.Tensor]:
+        arrays = {"input_ids": padded.input_ids, "positions": padded.positions, "targets": padded.targets}
+        return {name: torch.from_numpy(array).to(self.engine.device) for name, array in arrays.items()}
+
+    def _reduce(self, partial: Partial) -> Partial:
+        sums, maxima = pack_partial(partial)
+        return unpack_partial(self.engine.all_sum(sums), self.engine.all_max(maxima))
