@@ -24,3 +24,16 @@ class RemoteFailure(RollearnError, RuntimeError):
 
     Picklable: everything is in the message.
     """
+
+
+class Stopped(RollearnError):
+    """A run ended before its time; carries the exit code and what is left."""
+
+    def __init__(self, code: int, text: str) -> None:
+        """`text` is shown as it is."""
+        super().__init__(text)
+        self.code = code
+
+    def __reduce__(self) -> tuple[type, tuple[int, str]]:
+        """Picklable with both arguments."""
+        return (type(self), (self.code, str(self)))

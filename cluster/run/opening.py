@@ -1,0 +1,145 @@
+"""From a configuration to a run that stands: directory, processes, prompts; and back to nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.errors import INTERRUPTED, NOT_RESUMABLE, RESUMABLE, RollearnError, Stopped
+from cluster.plan import Plan, make_plan, plan_text, read_model_facts
+from cluster.private import private_ray
+from cluster.resources import local_resources
+from cluster.run.cli import as_toml
+from cluster.run.config import Config
+from cluster.run.console import Console
+from cluster.run.folder import RunFolder, default_run
+from cluster.run.signals import Terminated, handled
+
+if TYPE_CHECKING:
+    from cluster.run.stages import Run
+    from rollout.prompts import PromptStream
+    from rollout.rewards import Scoring
+    from rollout.types import Prompt
+
+SOURCE = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def open_run(config: Config) -> Iterator[Run]:
+    """A new run: everything is checked, then started, and closed again however the body ends.
+
+    Raises UserError for what cannot work (nothing was started), Stopped with the exit code for everything later.
+    """
+    resources = local_resources()
+    plan = make_plan(config, resources, read_model_facts(config.model))
+    folder = RunFolder.create(Path(config.run) if config.run else default_run(config.preset))
+    console = Console(quiet=config.quiet, log_json=config.log_json, rounds=config.rounds)
+    try:
+        (folder.path / "config.toml").write_text(as_toml(config))
+        (folder.path / "plan.txt").write_text(plan_text(config, plan, resources) + "\n")
+        console.line(plan_text(config, plan, resources))
+        console.line(f"run        {folder.path}")
+        with _running(config, plan, folder, console) as run:
+            yield run
+    finally:
+        console.close()
+        folder.release()
+
+
+@contextmanager
+def _running(config: Config, plan: Plan, folder: RunFolder, console: Console) -> Iterator[Run]:
+    """Processes up, body, processes down; turns the end of the body into an exit code."""
+    pids: dict[str, int] = {}
+
+    def end_now() -> None:
+        for pid in pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(handled(end_now))
+        try:
+            run = _start(config, plan, folder, console, pids, stack)
+            yield run
+        except KeyboardInterrupt:
+            raise Stopped(INTERRUPTED, f"interrupted; {_what_is_left(folder)}") from None
+        except Terminated:
+            raise Stopped(_code(folder), f"terminated; {_what_is_left(folder)}") from None
+        except RollearnError as error:
+            raise Stopped(_code(folder), f"{error}\n  {_what_is_left(folder)}") from None
+
+
+def _start(
+    config: Config, plan: Plan, folder: RunFolder, console: Console, pids: dict[str, int], stack: contextlib.ExitStack
+) -> Run:
+    began = time.monotonic()
+    console.phase("starting Ray, engines and ranks")
+    code = folder.copy_code(SOURCE)
+    temp = private_ray(config.cluster.address)
+    # The tokenizer's imports take seconds and need no process of Ray's: both go on at once.
+    pool = stack.enter_context(ThreadPoolExecutor(1))
+    loading = pool.submit(_load_inputs, config, plan, folder)
+    from cluster.start import System, start_ray
+
+    system = System(config, plan, folder, code, temp, pids)
+    stack.callback(system.close)
+    start_ray(config, plan, folder, temp)
+    inputs = loading.result()
+    system.launch(inputs.model)
+    from cluster.run.journal import Journal
+    from cluster.run.metrics import EventLog, MetricsLog
+    from cluster.run.stages import Run
+    from cluster.scorer_pool import ScorerPool
+
+    scorer = ScorerPool(config.reward, inputs.scoring)
+    stack.callback(scorer.close)
+    journal = stack.enter_context(Journal(folder.path))
+    console.line(f"started    {plan.engines} engine(s) and {plan.ranks} rank(s) in {time.monotonic() - began:.1f} s")
+    return Run(
+        config=config,
+        plan=plan,
+        folder=folder,
+        system=system,
+        prompts=inputs.prompts,
+        held_out=inputs.held_out,
+        scorer=scorer,
+        console=console,
+        journal=journal,
+        metrics=MetricsLog(folder.path),
+        events=EventLog(folder.path),
+        stop_token_ids=inputs.stop_token_ids,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a run reads before it starts."""
+
+    model: str
+    """Directory that engines and ranks load (prepared, when the tokenizer needed it)."""
+    prompts: PromptStream
+    """Training prompts."""
+    held_out: tuple[Prompt, ...]
+    """Evaluation prompts."""
+    scoring: Scoring
+    """What the scorer must know about the tokenizer and the reward."""
+    stop_token_ids: tuple[int, ...]
+    """End tokens."""
+
+
+def _code(folder: RunFolder) -> int:
+    return RESUMABLE if (folder.path / "checkpoints" / "LATEST").exists() else NOT_RESUMABLE
+
+
+def _what_is_left(folder: RunFolder) -> str:
+    if _code(folder) == RESUMABLE:
+        return f"continue with: python launch.py resume {folder.path}"
+    return f"no round was committed; the directory {folder.path} can be read"

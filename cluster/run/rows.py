@@ -1,0 +1,68 @@
+"""One row of metrics.jsonl per round, from what the round produced. Pure; the names are those of CONTRACT."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.types import StepReport, UpdateReport
+from rollout.types import DoubleArray, ScoredGroup
+
+_LARGEST = ("policy/ratio_max", "correction/weight_max", "mismatch/max")
+_ADDED = ("policy/clamped", "policy/kl_clamped", "correction/clamped", "policy/tokens", "policy/effective_tokens")
+
+
+def rollout_metrics(groups: Sequence[ScoredGroup], advantages: DoubleArray) -> dict[str, float]:
+    """Rewards, groups and lengths of the responses that are trained; `advantages` (B,) in the order of the groups."""
+    if not groups:
+        return {"responses": 0}
+    totals = np.concatenate([scored.total for scored in groups])
+    lengths = np.concatenate([scored.group.lengths for scored in groups])
+    finished = np.concatenate([scored.group.finished for scored in groups])
+    signal = np.array([bool(np.any(part)) for part in _split(advantages, groups)])
+    metrics: dict[str, float] = {
+        "responses": len(totals),
+        "tokens/generated": int(lengths.sum()),
+        "reward/total": float(totals.mean()),
+        "reward/std": float(np.mean([scored.total.std(ddof=1) for scored in groups])),
+        "group/zero_signal": float(1.0 - signal.mean()),
+        "response/length": float(lengths.mean()),
+        "response/truncated": float(1.0 - finished.mean()),
+        "advantage/mean": float(advantages.mean()),
+        "advantage/std": float(advantages.std()),
+        "grader/timeouts": sum(scored.timeouts for scored in groups),
+    }
+    for part in groups[0].parts:
+        metrics[f"reward/{part}"] = float(np.concatenate([scored.parts[part] for scored in groups]).mean())
+    return metrics
+
+
+def update_metrics(report: UpdateReport) -> dict[str, Any]:
+    """The steps of a round as one: means over the steps that were applied, largest values, sums; detail under `steps`."""
+    done = [step for step in report.steps if not step.skipped]
+    names = sorted({name for step in done for name in step.metrics})
+    metrics: dict[str, Any] = {name: _over_steps(name, done) for name in names}
+    metrics["policy/skipped_steps"] = len(report.steps) - len(done)
+    metrics["steps"] = [
+        {"step": step.step, "minibatch": step.minibatch, "skipped": step.skipped, **step.metrics} for step in report.steps
+    ]
+    return metrics
+
+
+def dropped_metrics(reasons: Mapping[str, int] | Counter[str]) -> dict[str, int]:
+    """Responses that were planned and not trained, by reason."""
+    return {f"dropped/{reason}": count for reason, count in sorted(reasons.items())}
+
+
+def _over_steps(name: str, steps: Sequence[StepReport]) -> float:
+    values = [step.metrics[name] for step in steps if name in step.metrics]
+    if name in _LARGEST:
+        return max(values)
+    return float(sum(values)) if name in _ADDED else float(np.mean(values))
+
+
+def _split(values: DoubleArray, groups: Sequence[ScoredGroup]) -> list[DoubleArray]:
+    return np.split(values, np.cumsum([len(scored.total) for scored in groups])[:-1])

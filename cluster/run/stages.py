@@ -1,0 +1,299 @@
+"""The verbs of the loop in launch.py, bound to one run: what is asked, scored, kept, trained and written down."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cluster.errors import BrokenPromise
+from cluster.plan import Plan
+from cluster.run.config import Config
+from cluster.run.console import Console
+from cluster.run.doctor import diagnose, new_findings
+from cluster.run.findings import Finding
+from cluster.run.folder import RunFolder
+from cluster.run.journal import Journal
+from cluster.run.metrics import EventLog, MetricsLog
+from cluster.run.rows import dropped_metrics, rollout_metrics, update_metrics
+from cluster.scorer_pool import ScorerPool
+from cluster.start import System
+from learner.advantages import compute_advantages, zero_signal
+from learner.batching import build_batch
+from learner.types import Batch, UpdateReport
+from rollout.evaluate import Evaluation, evaluate
+from rollout.engine import Sampling
+from rollout.prompts import PromptStream
+from rollout.rewards import part_weights
+from rollout.seeds import group_seed
+from rollout.types import DoubleArray, GroupRequest, Prompt, ScoredGroup
+
+MAX_GRADER_ERRORS = 0.01
+MAX_SKIPPED_IN_A_ROW = 3
+
+
+class DoctorStop(BrokenPromise):
+    """A finding stopped the run, as --doctor.stop-on asked."""
+
+
+@dataclass
+class Round:
+    """What is gathered about a round on its way through the stages."""
+
+    number: int
+    """1, 2, ..."""
+    row: dict[str, Any] = field(default_factory=dict)
+    """Its row of metrics so far."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Responses planned and not trained, by reason."""
+    advantages: DoubleArray | None = None
+    """(B,) of the batch."""
+    started: float = field(default_factory=time.monotonic)
+    """When it began."""
+
+
+@dataclass
+class Run:
+    """Everything one run needs between two rounds."""
+
+    config: Config
+    plan: Plan
+    folder: RunFolder
+    system: System
+    prompts: PromptStream
+    held_out: Sequence[Prompt]
+    scorer: ScorerPool
+    console: Console
+    journal: Journal
+    metrics: MetricsLog
+    events: EventLog
+    stop_token_ids: tuple[int, ...]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def rounds(self) -> Iterator[Round]:
+        """The rounds that are still to do."""
+        for number in range(self.metrics.next_round, self.config.rounds + 1):
+            yield Round(number)
+
+    def sync(self, version: int) -> dict[str, Any]:
+        """Give the engines the learner's weights; metrics of the sync."""
+        self.console.phase("sync", round_=version)
+        report = self.system.sync(version)
+        return {"sync/seconds": report.seconds, "sync/receipt_ok": 1.0}
+
+    def next_requests(self, turn: Round) -> list[GroupRequest]:
+        """The groups of the round: prompts drawn, each assigned to its minibatch before anything is generated."""
+        self._occurrences: Counter[str] = Counter()
+        drawn = [prompt for prompt, _ in self.prompts.take(self.plan.prompts)]
+        slots = [
+            (prompt, inner * self.plan.minibatches + position // self.plan.groups_per_minibatch)
+            for inner in range(self.config.learner.inner_updates)
+            for position, prompt in enumerate(drawn)
+        ]
+        return [self._request(turn, prompt, minibatch) for prompt, minibatch in slots]
+
+    def generate_and_score(self, turn: Round, requests: Sequence[GroupRequest]) -> list[ScoredGroup]:
+        """Scored groups in the order of the requests; scoring hides behind generation, and all of it is journalled.
+
+        Groups without signal are replaced by fresh ones under dynamic sampling; groups the grader failed on are dropped.
+        """
+        kept: dict[int, ScoredGroup] = {}
+        open_slots = dict(enumerate(requests))
+        for attempt in range(self.config.filter.max_refills + 1):
+            slots = {request.key: slot for slot, request in open_slots.items()}
+            for scored in self._scored(turn, list(open_slots.values()), "generate" if not attempt else "refill"):
+                slot = slots[scored.group.request.key]
+                if scored.errors:
+                    turn.dropped["grader_error"] += len(scored.total)
+                    del open_slots[slot]
+                elif self.config.filter.dynamic_sampling and self._without_signal(scored):
+                    turn.dropped["no_signal"] += len(scored.total)
+                else:
+                    kept[slot] = scored
+                    del open_slots[slot]
+            self._check_grader(turn, requests)
+            if not open_slots:
+                break
+            fresh = self.prompts.take(len(open_slots))
+            open_slots = {
+                slot: self._request(turn, prompt, request.minibatch)
+                for (slot, request), (prompt, _) in zip(open_slots.items(), fresh, strict=True)
+            }
+        if open_slots:
+            raise BrokenPromise(
+                f"round {turn.number}: {len(open_slots)} of {len(requests)} groups still have no reward spread after "
+                f"{self.config.filter.max_refills} refills.\n  The prompts are too easy or too hard for the model; "
+                f"use others, raise --filter.max-refills, or train without --filter.dynamic-sampling."
+            )
+        return [kept[slot] for slot in sorted(kept)]
+
+    def build_batch(self, turn: Round, groups: Sequence[ScoredGroup]) -> Batch:
+        """Advantages on whole groups, before any split; the batch of the round."""
+        turn.advantages = self._advantages(groups)
+        self._compacted = groups
+        return build_batch(
+            groups,
+            turn.advantages,
+            kl_coef=self.plan.kl_coef,
+            domain_coefs=self.plan.kl_domains,
+            drop_unfinished=self.config.filter.overlong,
+        )
+
+    def update(self, turn: Round, batch: Batch) -> UpdateReport:
+        """One optimizer step per minibatch."""
+        self.console.phase("learn", total=self.plan.steps_per_round)
+        report = self.system.learners.update(batch, lambda done: self.console.advance(done, "steps"))
+        turn.row |= update_metrics(report) | {
+            "time/learn": report.seconds_learn,
+            "time/old_logprobs": report.seconds_old_logprobs,
+        }
+        return report
+
+    def record(self, turn: Round, groups: Sequence[ScoredGroup]) -> None:
+        """Commit the round: metrics row, compacted journal, diagnosis."""
+        assert turn.advantages is not None
+        turn.row = (
+            {"round": turn.number, "weights_version": turn.number - 1}
+            | rollout_metrics(groups, turn.advantages)
+            | turn.row
+            | dropped_metrics(turn.dropped)
+            | {f"memory/{name}": size for name, size in self.system.memory().items()}
+            | {
+                "fleet/restarts": self.system.pool.restarts,
+                "grader/errors": turn.dropped["grader_error"],
+                "time/round": time.monotonic() - turn.started,
+            }
+        )
+        self._write(turn.row)
+        self._compact(turn, groups)
+        self._diagnose(turn.number)
+        self._check_skipped()
+
+    def evaluate(self, turn: Round) -> None:
+        """Held-out accuracy with the weights the engines hold now; into the row of the round."""
+        every = self.config.eval.every
+        due = every and (turn.number % every == 0 or turn.number == self.config.rounds)
+        if due and self.held_out:
+            turn.row |= self.evaluation(turn.number)
+
+    def evaluate_start(self) -> None:
+        """Row 0: evaluation before any update."""
+        if self.config.eval.every and self.held_out and not self.rows:
+            row = {"round": 0, "weights_version": 0} | self.evaluation(0)
+            self._write(row)
+
+    def evaluation(self, round_: int) -> dict[str, Any]:
+        """Metrics of one evaluation: sampled at temperature 1, the same seeds every time."""
+        began = time.monotonic()
+        self.console.phase("evaluate", total=len(self.held_out))
+        requests = [
+            GroupRequest(p, -1, 0, 0, self.config.eval.samples, group_seed(self.config.seed, -1, 0, p.row_id))
+            for p in self.held_out
+        ]
+        groups = list(self._stream(requests, self._sampling(temperature=1.0), "held-out"))
+        result: Evaluation = evaluate(groups)
+        return result.metrics() | {"time/eval": time.monotonic() - began}
+
+    def _scored(self, turn: Round, requests: list[GroupRequest], name: str) -> Iterator[ScoredGroup]:
+        self.console.phase(name, total=len(requests))
+        began = time.monotonic()
+        for scored in self._stream(requests, self._sampling(), "groups", turn):
+            self.journal.append(scored)
+            yield scored
+        self.journal.sync(turn.number)
+        turn.row["time/generate"] = turn.row.get("time/generate", 0.0) + self._generated_at - began
+        turn.row["time/score"] = turn.row.get("time/score", 0.0) + time.monotonic() - self._generated_at
+
+    def _stream(
+        self, requests: list[GroupRequest], sampling: Sampling, unit: str, turn: Round | None = None
+    ) -> Iterator[ScoredGroup]:
+        """Groups as they are scored, while others are still generated."""
+        done = 0
+        for groups in self.system.pool.generate(requests, sampling):
+            for group in groups:
+                self.scorer.submit(group)
+            for scored in self.scorer.ready():
+                done += 1
+                yield scored
+            self.console.advance(done, f"{unit}, {self.system.pool.tokens:,} tokens")
+        self._generated_at = time.monotonic()
+        for scored in self.scorer.drain():
+            yield scored
+
+    def _request(self, turn: Round, prompt: Prompt, minibatch: int) -> GroupRequest:
+        occurrence = self._occurrences[prompt.row_id]
+        self._occurrences[prompt.row_id] += 1
+        seed = group_seed(self.config.seed, turn.number, occurrence, prompt.row_id)
+        return GroupRequest(prompt, turn.number, occurrence, minibatch, self.plan.group_size, seed)
+
+    def _sampling(self, temperature: float | None = None) -> Sampling:
+        rollout = self.config.rollout
+        plain = temperature is not None
+        return Sampling(
+            temperature=rollout.temperature if temperature is None else temperature,
+            top_p=1.0 if plain else rollout.top_p,
+            top_k=0 if plain else rollout.top_k,
+            max_new_tokens=self.plan.max_new_tokens,
+            stop_token_ids=self.stop_token_ids,
+        )
+
+    def _advantages(self, groups: Sequence[ScoredGroup]) -> DoubleArray:
+        ids = np.repeat(np.arange(len(groups)), [len(scored.total) for scored in groups])
+        rewards, weights = self._rewards(groups)
+        return compute_advantages(self.config.learner.advantage, rewards, ids, weights)
+
+    def _without_signal(self, scored: ScoredGroup) -> bool:
+        rewards, weights = self._rewards([scored])
+        ids = np.zeros(len(scored.total), dtype=np.int64)
+        return bool(zero_signal(self.config.learner.advantage, rewards, ids, weights).all())
+
+    def _rewards(self, groups: Sequence[ScoredGroup]) -> tuple[DoubleArray, DoubleArray | None]:
+        """The reward that carries the advantage: totals, or (B, K) parts with their weights for GDPO."""
+        if not self.config.learner.advantage.startswith("gdpo"):
+            return np.concatenate([scored.total for scored in groups]), None
+        weights = part_weights(self.config.reward, list(groups[0].parts))
+        parts = np.stack([np.concatenate([g.parts[name] for g in groups]) for name in weights], axis=1)
+        return parts, np.array(list(weights.values()))
+
+    def _check_grader(self, turn: Round, requests: Sequence[GroupRequest]) -> None:
+        planned = sum(request.group_size for request in requests)
+        if turn.dropped["grader_error"] > MAX_GRADER_ERRORS * planned:
+            raise BrokenPromise(
+                f"round {turn.number}: the reward failed on {turn.dropped['grader_error']} of {planned} responses "
+                f"(limit {MAX_GRADER_ERRORS:.0%}).\n  {self.scorer.last_error}\n"
+                f"  Try it alone: launch.py check-reward --reward {self.config.reward_function or 'NAME'}"
+            )
+
+    def _check_skipped(self) -> None:
+        flags = [step["skipped"] for row in self.rows[-4:] for step in row.get("steps", [])]
+        if len(flags) >= MAX_SKIPPED_IN_A_ROW and all(flags[-MAX_SKIPPED_IN_A_ROW:]):
+            raise BrokenPromise(
+                f"the last {MAX_SKIPPED_IN_A_ROW} optimizer steps were not finite on some rank and were skipped on all. "
+                f"Lower --learner.lr, or look for extreme rewards in the last rounds of the report."
+            )
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.metrics.append(row)
+        self.rows.append(row)
+        self.console.row(row)
+
+    def _compact(self, turn: Round, groups: Sequence[ScoredGroup]) -> None:
+        assert turn.advantages is not None
+        parts = np.split(turn.advantages, np.cumsum([len(scored.total) for scored in groups])[:-1])
+        advantages = {scored.group.request.key: part for scored, part in zip(groups, parts, strict=True)}
+        self.journal.compact(turn.number, advantages)
+
+    def _diagnose(self, round_: int) -> None:
+        found = diagnose(self.rows)
+        fresh = new_findings(self.findings, found)
+        self.findings = found
+        for finding in fresh:
+            self.events.append("finding", round=round_, **finding.as_dict())
+            self.console.always(f"{finding.severity}: {finding.id} since round {finding.since_round}: {finding.cause}")
+        if self.config.doctor.stop_on == "critical" and any(finding.severity == "critical" for finding in fresh):
+            raise DoctorStop(f"the doctor found something critical in round {round_}: {fresh[0].id}\n  {fresh[0].cure}")

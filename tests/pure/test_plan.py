@@ -1,0 +1,111 @@
+"""The arithmetic before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.errors import PlanError
+from cluster.plan import Plan, make_plan, plan_text, read_model_facts, split_rollouts
+from cluster.resources import Resources
+from cluster.run.cli import apply_settings, parse
+from cluster.run.config import Config
+from learner.variants import PRESETS
+from rollout.types import UserError
+
+LAPTOP = Resources(cpus=2, gpus=0, memory=16 << 30)
+
+
+def planned(*words: str) -> Plan:
+    config = parse(list(words))
+    return make_plan(config, LAPTOP, read_model_facts(config.model))
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "group_size", "minibatches", "expected"),
+    [
+        (8192, None, 16, (16, 512, 16)),
+        (8192, None, None, (16, 512, 16)),
+        (64, None, None, (16, 4, 4)),
+        (8, None, None, (8, 1, 1)),
+        (1024, 8, 4, (8, 128, 4)),
+        (48, None, None, (16, 3, 3)),
+    ],
+)
+def test_rollouts_are_split_into_prompts_groups_and_minibatches(
+    rollouts: int, group_size: int | None, minibatches: int | None, expected: tuple[int, int, int]
+) -> None:
+    assert split_rollouts(rollouts, group_size, minibatches) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rollouts", "8192", "--group-size", "15"], ["leaves 2 responses over", "--group-size 16"]),
+        (["--rollouts", "8", "--minibatches", "16"], ["1 group", "--minibatches 1"]),
+        (["--rollouts", "1"], ["--rollouts 1", "at least 2"]),
+        (["--group-size", "1"], ["a group of one has no advantage"]),
+        (["--rounds", "0"], ["--rounds 0"]),
+        (["--rollout.top-p", "0.9"], ["--rollout.top-p 0.9", "--rollout.allow-unscored-sampling"]),
+        (["--rollout.temperature", "0"], ["needs samples"]),
+        (["--kl.coef", "0.1"], ["--kl.coef", "--kl.kind"]),
+        (["--kl.ref-refresh-steps", "400"], ["--kl.ref-refresh-steps"]),
+        (["--correction.kind", "tis_token", "--learner.old-logprobs", "sampler"], ["same difference twice"]),
+        (["--learner.loss", "cispo", "--learner.ratio-level", "sequence_sum"], ["cispo", "token"]),
+        (["--cluster.placement", "separate"], ["need", "have: 0"]),
+        (["--rollout.engines", "64"], ["need: 66", "have: 16"]),
+        (["--preset", "bok-kl"], ["book-kl"]),
+        (["--model", "/nowhere/model"], ["/nowhere/model", "no such directory"]),
+        (["--rollout.max-new-tokens", "100000"], ["leaves no room for a prompt"]),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_type(words: list[str], said: list[str]) -> None:
+    with pytest.raises(UserError) as refusal:
+        planned(*words)
+    for part in said:
+        assert part in str(refusal.value)
+
+
+@given(
+    rollouts=st.integers(2, 20000),
+    group_size=st.one_of(st.none(), st.integers(2, 64)),
+    minibatches=st.one_of(st.none(), st.integers(1, 64)),
+)
+def test_a_split_is_whole_or_refused(rollouts: int, group_size: int | None, minibatches: int | None) -> None:
+    try:
+        size, groups, steps = split_rollouts(rollouts, group_size, minibatches)
+    except PlanError as refusal:
+        assert "Nearest" in str(refusal)
+        return
+    assert size * groups == rollouts
+    assert groups % steps == 0
+    assert size >= 2
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_makes_a_plan(name: str) -> None:
+    plan = planned("--preset", name)
+    assert plan.responses_per_round >= 8
+
+
+def test_a_flag_overrides_the_preset_and_the_file(tmp_path: object) -> None:
+    assert parse(["--preset", "r1"]).learner.clip_high == 10.0
+    assert parse(["--preset", "r1", "--learner.clip-high", "0.3"]).learner.clip_high == 0.3
+
+
+def test_the_demo_brings_its_own_learning_rate_and_a_user_model_gets_the_careful_one(tmp_path: object) -> None:
+    demo = read_model_facts("demo")
+    assert make_plan(Config(), LAPTOP, demo).lr == demo.recommended["learner.lr"]
+    other = dataclasses.replace(demo, recommended={})
+    assert make_plan(Config(), LAPTOP, other).lr == 1e-6
+    assert make_plan(apply_settings(Config(), {"learner.lr": 0.5}), LAPTOP, demo).lr == 0.5
+
+
+def test_the_plan_shows_the_arithmetic() -> None:
+    config = Config()
+    text = plan_text(config, make_plan(config, LAPTOP, read_model_facts("demo")), LAPTOP)
+    assert "8192 responses = 512 prompts x 16" in text
+    assert "16 optimizer steps of 32 groups (512 responses)" in text

@@ -1,0 +1,51 @@
+"""The comparison of receipts with what the learner sent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cluster.errors import BrokenPromise
+from cluster.weight_sync import compare, make_probe
+from rollout.types import Probe, Receipt
+
+SENT = {"model.embed_tokens.weight": "aa", "lm_head.weight": "aa", "model.norm.weight": "bb"}
+
+
+def receipt(digests: dict[str, str] = SENT, *, version: int = 3, cache_reset: bool = True) -> dict[str, Receipt]:
+    return {"engine-1": Receipt(1, version, digests, cache_reset, 0.1)}
+
+
+def test_an_equal_receipt_is_accepted() -> None:
+    compare(SENT, receipt(), 3)
+
+
+@pytest.mark.parametrize(
+    ("got", "said"),
+    [
+        (receipt(SENT | {"lm_head.weight": "old"}), r"different: lm_head\.weight"),
+        (receipt({name: "old" for name in SENT}), "did not reach the engine"),
+        (receipt({"lm_head.weight": "aa", "model.norm.weight": "bb"}), r"not found.*model\.embed_tokens\.weight"),
+        (receipt(version=2), "version 2"),
+        (receipt(cache_reset=False), "prefix cache"),
+    ],
+)
+def test_a_difference_names_the_engine_and_the_tensors(got: dict[str, Receipt], said: str) -> None:
+    with pytest.raises(BrokenPromise, match=said) as broken:
+        compare(SENT, got, 3)
+    assert "engine-1" in str(broken.value)
+
+
+def test_the_probe_looks_at_other_columns_at_every_version() -> None:
+    shapes = {"a.weight": (10, 64), "b.weight": (64,)}
+    probes = [make_probe(shapes, version, "float32").columns["a.weight"] for version in range(40)]
+    assert set(np.concatenate(probes).tolist()) == set(range(64))
+    assert len(make_probe(shapes, 0, "float32").columns["b.weight"]) == 0
+
+
+def test_a_digest_sees_one_changed_value_and_ignores_the_sign_of_zero() -> None:
+    values = np.array([[1.0, 0.0], [2.0, 3.0]], dtype=np.float32)
+    changed = values.copy()
+    changed[1, 1] = np.nextafter(np.float32(3), np.float32(4))
+    assert Probe.digest(values) == Probe.digest(np.array([[1.0, -0.0], [2.0, 3.0]], dtype=np.float32))
+    assert Probe.digest(values) != Probe.digest(changed)
