@@ -158,8 +158,15 @@ install_with_pip() {
         "${pip[@]}" --no-deps -e . >>"$LOG" 2>&1
 }
 
+heartbeat() { # a line every 30 s. Waits on a pipe nobody writes to, because a `sleep` would outlive us by seconds
+    exec 8<> <(:)
+    while ! read -r -t 30 -u 8; do say "at it: $(du -sh "$VENV" | cut -f1) so far"; done
+}
+
 install_packages() {
     touch "$BUSY"
+    heartbeat 9<&- & # without our lock
+    trap "kill $! 2>/dev/null" EXIT
     mapfile -t SOURCES < <(uv_sources)
     if get_uv; then
         install_with_uv && return
