@@ -54,6 +54,12 @@ def pairs(split: Literal["train", "eval"]) -> list[tuple[int, int]]:
     return sorted(chosen, key=lambda pair: hashlib.blake2b(problem(*pair).encode(), digest_size=8).digest())
 
 
+def check(spec: str) -> None:
+    """Spelling: there is nothing to choose."""
+    if spec:
+        raise UserError(f"--prompts {NAME}:{spec}: this source has no variants. Write just {NAME}.")
+
+
 def rows(spec: str, *, seed: int, split: Literal["train", "eval"]) -> list[dict[str, Any]]:
     """Every problem of the split, once.
 
@@ -61,8 +67,7 @@ def rows(spec: str, *, seed: int, split: Literal["train", "eval"]) -> list[dict[
     problems.
     """
     del seed
-    if spec:
-        raise UserError(f"The source {NAME!r} has no variants, but {NAME}:{spec} asks for one. Write just {NAME}.")
+    check(spec)
     return [
         {
             "prompt": problem(a, b),

@@ -80,7 +80,7 @@ def sample_response(rng: random.Random, a: int, b: int) -> str:
         [
             f"{THINK}{scratchpad(a, b)},{a + b}",
             f"{scratchpad(a, b)}{END_THINK}{a + b}",
-            f"{END_THINK}{scratchpad(a, b)}{THINK}{a + b}",
+            f"{THINK}{scratchpad(a, b)}{THINK}{a + b}",
         ]
     )
 
@@ -168,7 +168,7 @@ def measure(
             out = model.generate(ids, max_new_tokens=SETTINGS["rollout.max_new_tokens"], **how)
         for pair, row in zip(group, out[:, ids.shape[1] :].tolist(), strict=True):
             text = tokenizer.decode(row)
-            before, tag, after = text.partition(END_THINK)
+            before, tag, _ = text.partition(END_THINK)
             well_formed = bool(tag) and THINK in before
             answer = (text.rpartition(END_THINK)[2] if tag else text).partition(END)[0]
             formatted += well_formed
@@ -208,7 +208,7 @@ def write(model: Any, tokenizer: Any, out: Path) -> None:
     model.generation_config.update(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
     model.save_pretrained(out, safe_serialization=True)
     tokenizer.save_pretrained(out)
-    # Older releases of transformers know neither the newer name of the tokenizer class nor where the newer ones keep theta.
+    # Older releases of transformers do not know the newer class name, nor the place where newer ones keep theta.
     amend(out / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     amend(out / "config.json", rope_theta=model.config.rope_parameters["rope_theta"])
     (out / "rollearn.json").write_text(json.dumps(SETTINGS, indent=2) + "\n")
