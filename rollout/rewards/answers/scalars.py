@@ -1,0 +1,260 @@
+r"""Compares two single values: numbers, percentages, quantities, times, choices, words, expressions.
+
+Everything here is exact or evaluated within fixed bounds. `unsure` means that the notation is not known here, so that
+math-verify has to be asked.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rollout.rewards.answers import identity
+from rollout.rewards.answers.exact import NotRational, exact
+from rollout.rewards.answers.expression import FUNCTIONS, Node, TooBig, Unreadable, parse, symbols
+from rollout.rewards.answers.identity import Opinion
+from rollout.rewards.answers.notation import key
+from rollout.rewards.answers.units import DEGREE, PERCENT, split_unit
+
+APPROXIMATION_DIGITS = 10
+"""Significant digits from which a decimal may stand for a value that is no decimal: 0.333333 is not 1/3."""
+
+_DECIMAL = re.compile(r"[+-]?\s*(\d*)\.(\d+)(?:[eE]([+-]?\d{1,4})|\s*\*\s*10\s*\^\s*\{?\s*([+-]?\d{1,4})\s*\}?)?")
+_THOUSANDS = re.compile(r"([+-]?\s*\d{1,3})((?:,\d{3})+|(?: \d{3})+)(\.\d+)?")
+_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
+_WORDED_TIME = re.compile(r"(\d{1,2})()()\s*([ap])\.?\s*m\.?", re.IGNORECASE)
+_CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*(?:\)|(?=[.:])|$)[.:]?\s*(.*)", re.DOTALL)
+_BASE = re.compile(r"([0-9A-Fa-f]+)\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_SHORT_WORD_LIST = """
+yes no odd not and or all any one two six ten red up down in on of is the if to at by for but so day sun mon tue wed
+thu fri sat
+"""
+_SHORT_WORDS = frozenset(_SHORT_WORD_LIST.split())
+
+
+def is_prose(text: str) -> bool:
+    """Whether a canonical text has words in it, so that only the same words are the same answer."""
+    words = [word for word in _WORD.findall(_COMMAND.sub(" ", text)) if word not in FUNCTIONS]
+    return any(len(word) >= 4 or word.lower() in _SHORT_WORDS for word in words)
+
+
+def compare(gold: str, answer: str) -> Opinion:
+    """The opinion on two canonical texts that are no sets, tuples, intervals or equations."""
+    if key(gold) == key(answer):
+        return "right" if key(gold) else "wrong"
+    for special in (_choices, _times, _ratios, _bases):
+        if (opinion := special(gold, answer)) is not None:
+            return opinion
+    gold_value, gold_unit = split_unit(gold)
+    answer_value, answer_unit = split_unit(answer)
+    if gold_unit and answer_unit and gold_unit != answer_unit:
+        return "wrong"
+    if is_prose(gold_value) or is_prose(answer_value):
+        return "right" if key(gold_value) == key(answer_value) and key(gold_value) else "wrong"
+    gold_value, answer_value = _ungrouped(gold_value), _ungrouped(answer_value)
+    if not gold_value or not answer_value:
+        return "wrong"
+    opinion = _values(gold_value, answer_value)
+    if opinion != "right" and gold_unit != answer_unit:
+        return _converted(gold_value, gold_unit, answer_value, answer_unit, opinion)
+    return _percent_of_fraction(gold_value, gold_unit, answer_value, answer_unit, opinion)
+
+
+def _ungrouped(text: str) -> str:
+    """1,234 and 1 234 as 1234."""
+    match = _THOUSANDS.fullmatch(text)
+    return f"{match[1]}{re.sub('[, ]', '', match[2])}{match[3] or ''}" if match else text
+
+
+def _choices(gold: str, answer: str) -> Opinion | None:
+    """A gold of one option letter: (C), C., C) and `C) and its text` are that option."""
+    gold_choice, answer_choice = _CHOICE.fullmatch(gold.strip()), _CHOICE.fullmatch(answer.strip())
+    if gold_choice is None or gold_choice[2] or answer_choice is None:
+        return None
+    return "right" if gold_choice[1].lower() == answer_choice[1].lower() else "wrong"
+
+
+def _clock(text: str) -> tuple[int, ...] | None:
+    match = _TIME.fullmatch(text.strip()) or _WORDED_TIME.fullmatch(text.strip())
+    if match is None:
+        return None
+    half = {"a": 1, "p": 2}[match[4].lower()] if match[4] else 0
+    return int(match[1]), int(match[2] or 0), int(match[3] or 0), half
+
+
+def _times(gold: str, answer: str) -> Opinion | None:
+    gold_time, answer_time = _clock(gold), _clock(answer)
+    if gold_time is None or answer_time is None:
+        return None
+    halves = {gold_time[3], answer_time[3]} - {0}
+    return "right" if gold_time[:3] == answer_time[:3] and len(halves) < 2 else "wrong"
+
+
+def _ratios(gold: str, answer: str) -> Opinion | None:
+    """3:4 is 6:8 and \\frac34; 1:2:3 is 2:4:6; with an ellipsis only the same text is the same ratio."""
+    if ":" not in gold and ":" not in answer:
+        return None
+    parts = [[_exact(part) for part in text.split(":")] for text in (gold, answer)]
+    first, second = ([*side, Fraction(1)] if len(side) == 1 else side for side in parts)
+    if len(first) != len(second) or None in first or None in second or not any(first) or not any(second):
+        return "wrong"
+    pairs = list(zip(first, second, strict=True))
+    same = all(a * d == c * b for a, b in pairs for c, d in pairs if None not in (a, b, c, d))  # type: ignore[operator]
+    return "right" if same else "wrong"
+
+
+def _bases(gold: str, answer: str) -> Opinion | None:
+    r"""1011_2 is the same digits with or without its base; two bases must be the same one."""
+    gold_base, answer_base = _BASE.fullmatch(gold.strip()), _BASE.fullmatch(answer.strip())
+    if gold_base and answer_base:
+        same = gold_base[1].lower() == answer_base[1].lower() and gold_base[2] == answer_base[2]
+        return "right" if same else "wrong"
+    if gold_base or answer_base:
+        digits = [match[1] if match else text for match, text in ((gold_base, gold), (answer_base, answer))]
+        return "right" if key(digits[0]) == key(digits[1]) else "wrong"
+    return None
+
+
+def _read(text: str) -> Node | None:
+    try:
+        return parse(text)
+    except (Unreadable, TooBig):
+        return None
+
+
+def is_unreadable(text: str) -> bool:
+    """Whether the text is notation this package does not read (and no prose), so that math-verify has to be asked."""
+    return _read(text) is None and not is_prose(text)
+
+
+def is_number(text: str) -> bool:
+    """Whether the text is an expression without variables."""
+    node = _read(text)
+    return node is not None and not symbols(node)
+
+
+def _exact(text: str) -> Fraction | None:
+    node = _read(_ungrouped(text.strip()))
+    try:
+        return None if node is None else exact(node)
+    except (NotRational, TooBig):
+        return None
+
+
+def _infinity(node: Node) -> int:
+    """+1 or -1 for a signed infinity, 0 for anything else."""
+    if node.kind == "constant" and node.name == "infty":
+        return 1
+    return -_infinity(node.args[1]) if node.kind == "mul" and len(node.args) == 2 and node.args[0].value == -1 else 0
+
+
+def _values(gold: str, answer: str) -> Opinion:
+    gold_node, answer_node = _read(gold), _read(answer)
+    if gold_node is None or answer_node is None:
+        return "unsure"
+    if _infinity(gold_node) or _infinity(answer_node):
+        return "right" if _infinity(gold_node) == _infinity(answer_node) else "wrong"
+    gold_exact, answer_exact = _rational(gold_node), _rational(answer_node)
+    if gold_exact is not None and answer_exact is not None:
+        if gold_exact == answer_exact:
+            return "right"
+        return "right" if _approximates(gold, gold_exact, answer, answer_exact) else "wrong"
+    if (
+        not symbols(gold_node)
+        and not symbols(answer_node)
+        and _decimal_of_constant(gold, gold_node, answer, answer_node)
+    ):
+        return "right"
+    opinion = identity.same_value(gold_node, answer_node)
+    if opinion == "right" and identity.is_rational_tree(gold_node) and identity.is_rational_tree(answer_node):
+        constant = not symbols(gold_node) and not symbols(answer_node)
+        return "unsure" if constant else "right"  # too large to be exact, and 60 digits prove nothing
+    return opinion
+
+
+def _rational(node: Node) -> Fraction | None:
+    try:
+        return exact(node)
+    except (NotRational, TooBig):
+        return None
+
+
+def _decimal(text: str) -> tuple[int, int] | None:
+    """(significant digits, decimal places) of a decimal literal."""
+    match = _DECIMAL.fullmatch(text.strip())
+    if match is None:
+        return None
+    digits = (match[1] + match[2]).lstrip("0")
+    return len(digits), len(match[2]) - int(match[3] or match[4] or 0)
+
+
+def _approximates(gold: str, gold_value: Fraction, answer: str, answer_value: Fraction) -> bool:
+    """One side is a decimal that rounds or truncates the other, which is not a decimal, to enough digits."""
+    literals = _decimal(gold), _decimal(answer)
+    literal = literals[0] or literals[1]
+    if literal is None or (literals[0] and literals[1]):
+        return False
+    decimal, other = (gold_value, answer_value) if literals[0] else (answer_value, gold_value)
+    return literal[0] >= APPROXIMATION_DIGITS and _is_cut_from(decimal, other, literal[1])
+
+
+def _is_cut_from(decimal: Fraction, value: Fraction, places: int) -> bool:
+    """Whether the decimal is the value rounded or truncated to its places."""
+    unit = Fraction(10) ** -places
+    truncated = 0 <= abs(value) - abs(decimal) < unit and (value < 0) == (decimal < 0)
+    return truncated or abs(value - decimal) <= unit / 2
+
+
+def _decimal_of_constant(gold: str, gold_node: Node, answer: str, answer_node: Node) -> bool:
+    literals = _decimal(gold), _decimal(answer)
+    for literal, text, other in ((literals[0], gold, answer_node), (literals[1], answer, gold_node)):
+        if literal and literal[0] >= APPROXIMATION_DIGITS and abs(literal[1]) < 500:
+            value, decimal = identity.decimals_of(other, max(literal[1], 0)), _exact(text)
+            if value is not None and decimal is not None:
+                return _is_cut_from(decimal, value, literal[1])
+    return False
+
+
+def _converted(gold: str, gold_unit: str | None, answer: str, answer_unit: str | None, opinion: Opinion) -> Opinion:
+    """50% is 0.5, and 90 degrees are pi/2, when only one side carries the sign."""
+    units = {gold_unit, answer_unit}
+    if units == {PERCENT, None}:
+        side = f"({gold})/100" if gold_unit else f"({answer})/100"
+        return _values(side, answer) if gold_unit else _values(gold, side)
+    if units == {DEGREE, None} and "\\pi" in (answer if gold_unit else gold):
+        side = f"({gold})*\\pi/180" if gold_unit else f"({answer})*\\pi/180"
+        return _values(side, answer) if gold_unit else _values(gold, side)
+    return opinion
+
+
+def _percent_of_fraction(
+    gold: str, gold_unit: str | None, answer: str, answer_unit: str | None, opinion: Opinion
+) -> Opinion:
+    """A bare number stands for a percentage of the same number only when it is whole (50 for 50%, not 0.5 for 0.5%)."""
+    if opinion == "right" and {gold_unit, answer_unit} == {PERCENT, None}:
+        value = _exact(gold)
+        return "right" if value is not None and value.denominator == 1 else "wrong"
+    return opinion
+
+
+def compare_relations(gold: tuple[str, str, str], answer: tuple[str, str, str]) -> Opinion:
+    """Two (left, relation, right) of canonical texts: the same one up to a factor, inequalities also turned round."""
+    sides = [_oriented(*gold), _oriented(*answer)]
+    if sides[0][1] != sides[1][1]:
+        return "wrong"
+    nodes = [(_read(left), _read(right)) for left, _, right in sides]
+    differences = []
+    for left, right in nodes:
+        if left is None or right is None:
+            return "unsure"
+        minus = Node("mul", (Node("number", value=Fraction(-1)), right))
+        differences.append(Node("add", (left, minus)))
+    return identity.proportional(differences[0], differences[1], positive_only=sides[0][1] in ("<", "\\le"))
+
+
+def _oriented(left: str, relation: str, right: str) -> tuple[str, str, str]:
+    if relation in (">", "\\ge"):
+        return right, {">": "<", "\\ge": "\\le"}[relation], left
+    return left, relation, right
