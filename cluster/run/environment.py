@@ -1,7 +1,7 @@
 """Finds the interpreter that has the heavy libraries, before anything else is imported.
 
-`python launch.py` is typed with whatever Python is at hand; ./setup.sh installs into .venv. Only the standard library is
-used here, and nothing newer than Python 3.7, so that an old interpreter gets the message and not a syntax error.
+`python launch.py` is typed with whatever Python is at hand, ./setup.sh installs into .venv. Only the standard library
+is used here, and nothing newer than Python 3.7, so that an old interpreter gets the message and not a syntax error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALREADY_SWITCHED = "ROLLEARN_SWITCHED_INTERPRETER"
 _MISSING_ENVIRONMENT = 2
 
 
-def missing_packages(names: Sequence[str] = REQUIRED) -> list[str]:
+def missing_packages(names: Sequence[str]) -> list[str]:
     """Those of the packages that this interpreter cannot find."""
     return [name for name in names if importlib.util.find_spec(name) is None]
 
@@ -40,7 +40,7 @@ def ensure_environment(argv: Sequence[str]) -> None:
     taken away again, so that programs started by the run see the environment the user gave.
     """
     switched = os.environ.pop(_ALREADY_SWITCHED, None) is not None
-    missing = missing_packages()
+    missing = missing_packages(REQUIRED)
     if not missing:
         return
     root = Path(__file__).resolve().parents[2]

@@ -1,0 +1,32 @@
+"""What holds for all tests: markers follow the folder, and tests for a GPU say why they are left out."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+MARKED_FOLDERS = ("system", "faults", "gpu")
+
+
+def has_gpu() -> bool:
+    """Whether the driver lists one; a machine without a GPU may have the program too."""
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return False
+    return listing.stdout.startswith("GPU ")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test below a marked folder the marker of its name."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in MARKED_FOLDERS:
+            item.add_marker(folder)
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not has_gpu():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU, and nvidia-smi lists none"))
