@@ -146,6 +146,20 @@ def test_differences_beyond_twenty_are_clamped_counted_and_without_gradient():
     assert metrics["policy/kl_clamped"] == 2
 
 
+@pytest.mark.parametrize("kind", ["k3_weighted", "book_weighted"])
+def test_beyond_the_clamp_a_weighted_term_moves_through_its_weight_only(kind):
+    loss, gradient, metrics = kl_of(kind, [[-1.0]], [[-31.0]], [[-1.5]])
+    term = 20.0 if kind == "book_weighted" else math.exp(-20) + 19
+    assert loss == pytest.approx(math.exp(0.5) * term)
+    assert gradient.item() == pytest.approx(loss)
+    assert metrics["policy/kl_clamped"] == 1
+    loss, gradient, metrics = kl_of(kind, [[-1.0]], [[-1.5]], [[-41.0]])
+    term, slope = (0.5, 1.0) if kind == "book_weighted" else (math.exp(-0.5) - 0.5, 1 - math.exp(-0.5))
+    assert loss == pytest.approx(math.exp(20) * term)
+    assert gradient.item() == pytest.approx(math.exp(20) * slope)
+    assert metrics["policy/kl_clamped"] == 1
+
+
 def test_a_sequence_ratio_takes_the_mean_over_each_response_for_token_kl_unless_told_otherwise():
     new, ref, mask = [[-1.0, -2.0], [-3.0, 0.0]], [[-1.5, -2.25], [-2.0, 0.0]], [[1, 1], [1, 0]]
     by_response = kl_of("k1", new, ref, mask=mask, ratio_level="sequence_sum")[0]

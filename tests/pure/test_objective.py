@@ -144,12 +144,14 @@ def evaluate(objective: Objective, case: Case, *, extra: int = 1, garbage: float
     return loss.item(), logprobs.grad, metrics
 
 
-def assert_equals_by_hand(objective: Objective, case: Case) -> None:
+def assert_equals_by_hand(objective: Objective, case: Case, tolerance: float = 1e-10) -> None:
     loss, gradient, metrics = evaluate(objective, case)
     wanted, slopes = loss_and_gradient(objective, case)
-    assert loss == pytest.approx(wanted, rel=1e-10, abs=1e-10)
-    assert metrics["policy/loss"] + metrics.get("policy/kl_loss", 0.0) == pytest.approx(wanted, rel=1e-10, abs=1e-10)
-    torch.testing.assert_close(gradient, padded(slopes, gradient.shape[1], 0.0), rtol=1e-10, atol=1e-10)
+    assert loss == pytest.approx(wanted, rel=1e-10, abs=tolerance)
+    assert metrics["policy/loss"] + metrics.get("policy/kl_loss", 0.0) == pytest.approx(
+        wanted, rel=1e-10, abs=tolerance
+    )
+    torch.testing.assert_close(gradient, padded(slopes, gradient.shape[1], 0.0), rtol=1e-10, atol=tolerance)
 
 
 def test_combinations_of_all_settings_equal_the_formulas_worked_by_hand():
@@ -183,7 +185,10 @@ def test_any_objective_on_any_ragged_minibatch_equals_the_formulas(
         correction_geometric_mean=switch,
         kl_length_normalise=switch and objective.kl in ("k1_book", "book_weighted"),
     )
-    assert_equals_by_hand(changed, drawn_case(random.Random(seed), wide=wide))
+    # Far from 1, weighted KL terms are differences of numbers up to e^40, of which no digit can be compared.
+    wide = wide and objective.kl not in ("k3_weighted", "book_weighted")
+    # Ratios up to e^20 of both signs add up: the last digits of 5e8 are what is left to compare.
+    assert_equals_by_hand(changed, drawn_case(random.Random(seed), wide=wide), 1e-4 if wide else 1e-10)
 
 
 @pytest.mark.parametrize("objective", SMOOTH[::37])
