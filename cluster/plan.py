@@ -327,7 +327,7 @@ def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
         f"model      {plan.model.path}" + (f" (vocabulary {plan.model.vocab_size})" if plan.model.vocab_size else ""),
         f"objective  {config.learner.loss}, ratio per {config.learner.ratio_level}, clip "
         f"{config.learner.clip_low:g}/{config.learner.clip_high:g}, advantages {config.learner.advantage}, "
-        f"{config.learner.aggregate}, KL {kl}",
+        f"{plan.objective.reduction}, KL {kl}",
         f"optimizer  AdamW, learning rate {plan.lr:g}, ZeRO {config.learner.zero_stage}, {plan.learner_dtype}",
         f"sampling   temperature {config.rollout.temperature:g}, top-p {config.rollout.top_p:g}, at most "
         f"{plan.max_new_tokens} tokens after at most {plan.max_prompt_tokens}, {plan.engine_dtype}",

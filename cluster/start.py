@@ -37,19 +37,18 @@ class System:
     config: Config
     plan: Plan
     folder: RunFolder
-    model: str
-    """Directory that engines and ranks load."""
     code: str
     """Digest of the code the actors must run."""
     temp: Path
     """Ray's own directory, removed at the end."""
-    pids: dict[str, int] = field(default_factory=dict)
-    """Actor name -> pid, on this machine."""
+    pids: dict[str, int]
+    """Actor name -> pid, on this machine; filled as actors start."""
     actors: list[Any] = field(default_factory=list)
     """Every actor that was started."""
 
-    def launch(self) -> None:
-        """Start all actors at once, wait for all of them, and connect the transport."""
+    def launch(self, model: str) -> None:
+        """Start all actors on a model directory at once, wait for all of them, and connect the transport."""
+        self.model = model
         names = [f"engine-{index}" for index in range(self.plan.engines)]
         engines = {name: self._engine_actor(name) for name in names}
         ranks = [self._rank_actor(rank) for rank in range(self.plan.ranks)]
@@ -166,7 +165,7 @@ class System:
             beta2=learner.beta2,
             weight_decay=learner.weight_decay,
             grad_clip=learner.grad_clip,
-            microbatch_tokens=learner.microbatch_tokens,
+            microbatch_tokens=learner.microbatch_tokens or (4096 if plan.device == "cpu" else 16384),
             objective=plan.objective,
             score_temperature=plan.score_temperature,
             old_logprobs=learner.old_logprobs,

@@ -25,8 +25,9 @@ class LearnerConfig:
     """DeepSpeed ZeRO stage: what is split over the ranks (0 nothing, 1 optimizer, 2 gradients, 3 weights)."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Precision of the learner (default: float32 on a CPU, bfloat16 on a GPU)."""
-    microbatch_tokens: int = 16384
-    """Tokens, padding included, that one rank puts through the model at once; changes memory and speed, no result."""
+    microbatch_tokens: int | None = None
+    """Tokens, padding included, that one rank puts through the model at once; changes memory and speed, no result
+    (default: 4096 on a CPU, where they stay in its cache, 16384 on a GPU)."""
     loss: LossName = "ppo"
     """Policy loss: reinforce, ppo, book, cispo, or a path to your own file."""
     ratio_level: RatioLevel = "token"
@@ -36,13 +37,13 @@ class LearnerConfig:
     clip_high: float = 0.28
     """Ratios above 1 + this are clipped."""
     dual_clip: float | None = None
-    """Bound c of the loss for negative advantages (-c * advantage); must exceed 1 + clip-high."""
+    """Bound c of the loss for negative advantages (-c * advantage); at least 1 + clip-high."""
     cispo_cap: float = 5.0
     """Absolute cap of the CISPO weight."""
     advantage: AdvantageKind = "group"
     """How rewards become advantages."""
-    aggregate: Aggregate = "token_mean"
-    """How token losses become one number per step."""
+    aggregate: Aggregate | None = None
+    """How token losses become one number per step (default: token_mean; sequence_mean beside a sequence ratio)."""
     constant_length: int | None = None
     """Divisor L of the constant aggregate (default: the longest response allowed)."""
     old_logprobs: Literal["recompute", "sampler"] = "recompute"
@@ -89,5 +90,9 @@ class CorrectionConfig:
     """Largest weight."""
     floor: float = 0.0
     """Smallest weight that is not masked."""
+    geometric_mean: bool = False
+    """The weight of a response is the geometric mean over its tokens instead of their product."""
     off_policy_delta: float | None = None
-    """Leave out responses with negative advantage whose mean log(old/new) exceeds this (DeepSeek-V3.2)."""
+    """Leave out responses with negative advantage whose mean log(anchor/new) exceeds this (DeepSeek-V3.2)."""
+    off_policy_anchor: Literal["sampler", "old"] = "sampler"
+    """Which policy that is measured from."""

@@ -139,7 +139,9 @@ def objective_settings(
         correction=correction.kind,
         correction_cap=correction.cap,
         correction_floor=correction.floor,
+        correction_geometric_mean=correction.geometric_mean,
         off_policy_delta=correction.off_policy_delta,
+        off_policy_anchor=correction.off_policy_anchor,
     )
 
 

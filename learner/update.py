@@ -141,7 +141,8 @@ class Update:
         def known(values: np.ndarray) -> torch.Tensor:
             return spread(torch.from_numpy(values[padded.flat]).to(device))
 
-        recomputed = self._old is not None and not (first and self.engine.settings.old_logprobs == "recompute")
+        anchored_at_sampler = self.engine.settings.old_logprobs == "sampler"
+        recomputed = self._old is not None and (anchored_at_sampler or not first)
         loss, partial = objective_terms(
             self.engine.settings.objective,
             spread(logprobs),
@@ -150,7 +151,8 @@ class Update:
             torch.from_numpy(self.batch.advantages[rows]).to(device),
             denominators,
             ref_logprobs=spread(self._reference(padded)) if self.reference is not None else None,
-            sampler_logprobs=known(self.batch.sampler_logprobs),
+            # Where the old log-probs are the sampler's, there is no difference to measure or to correct.
+            sampler_logprobs=None if anchored_at_sampler else known(self.batch.sampler_logprobs),
             kl_coefs=torch.from_numpy(self.batch.kl_coefs[rows]).to(device),
             counted=torch.from_numpy(self.batch.counted[rows]).to(device),
         )

@@ -68,6 +68,8 @@ class Sampling:
     """Longest response."""
     stop_token_ids: tuple[int, ...]
     """End tokens."""
+    fixed_length: bool = False
+    """Generate exactly `max_new_tokens` tokens, past any end token (for timing)."""
 
 
 class EngineFault(RuntimeError):
@@ -178,7 +180,8 @@ class RolloutEngine:
             top_k=0 if greedy else sampling.top_k,
             max_tokens=sampling.max_new_tokens,
             seed=None if greedy else request.seed,  # child k of the request gets seed + k
-            stop_token_ids=list(sampling.stop_token_ids),
+            stop_token_ids=[] if sampling.fixed_length else list(sampling.stop_token_ids),
+            ignore_eos=sampling.fixed_length,
             logprobs=0,  # the sampled token only
             flat_logprobs=True,
             detokenize=False,

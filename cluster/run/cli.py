@@ -30,7 +30,18 @@ def parse(argv: Sequence[str], prog: str = "launch.py") -> Config:
     base = apply_settings(Config(preset=preset), preset_settings(preset))
     # A file is turned into flags, so its values meet the same checks; what the user typed comes last and wins.
     flags = [flag for name, value in settings.items() for flag in _as_flag(name, value)]
-    return tyro.cli(Config, prog=prog, args=[*flags, *argv], default=base, description=DESCRIPTION)
+    return _with_absolute_paths(tyro.cli(Config, prog=prog, args=[*flags, *argv], default=base, description=DESCRIPTION))
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    """Files the user named, as absolute paths: actors run in another directory."""
+    settings: dict[str, Any] = {}
+    if config.learner.loss.endswith(".py"):
+        settings["learner.loss"] = str(Path(config.learner.loss).absolute())
+    file, colon, function = config.reward_function.partition(":")
+    if file.endswith(".py"):
+        settings["reward_function"] = f"{Path(file).absolute()}{colon}{function}"
+    return apply_settings(config, settings)
 
 
 DESCRIPTION = """Reinforcement learning of language models with verifiable rewards.

@@ -25,8 +25,8 @@ from cluster.run.signals import Terminated, handled
 
 if TYPE_CHECKING:
     from cluster.run.stages import Run
-    from rollout.prompts import PromptStream
-    from rollout.rewards import Scoring
+    from rollout.scoring import Scoring
+    from rollout.stream import PromptStream
     from rollout.types import Prompt
 
 SOURCE = Path(__file__).resolve().parents[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from learner.batching import build_batch
 from learner.types import Batch, UpdateReport
 from rollout.evaluate import Evaluation, evaluate
 from rollout.engine import Sampling
-from rollout.prompts import PromptStream
+from rollout.stream import PromptStream
 from rollout.rewards import part_weights
 from rollout.seeds import group_seed
 from rollout.types import DoubleArray, GroupRequest, Prompt, ScoredGroup
@@ -48,12 +49,25 @@ class Round:
     """1, 2, ..."""
     row: dict[str, Any] = field(default_factory=dict)
     """Its row of metrics so far."""
-    dropped: Counter[str] = field(default_factory=Counter)
-    """Responses planned and not trained, by reason."""
+    dropped: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    """Groups planned and not trained: key -> (reason, responses)."""
+    occurrences: Counter[str] = field(default_factory=Counter)
+    """How often each row was asked for in this round."""
     advantages: DoubleArray | None = None
     """(B,) of the batch."""
     started: float = field(default_factory=time.monotonic)
     """When it began."""
+
+    def drop(self, scored: ScoredGroup, reason: str) -> None:
+        """Leave a whole group out of training."""
+        self.dropped[scored.group.request.key] = (reason, len(scored.total))
+
+    def dropped_by_reason(self) -> Counter[str]:
+        """Responses by reason."""
+        counts: Counter[str] = Counter()
+        for reason, responses in self.dropped.values():
+            counts[reason] += responses
+        return counts
 
 
 @dataclass
@@ -74,11 +88,17 @@ class Run:
     stop_token_ids: tuple[int, ...]
     rows: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    fixed_length: bool = False
 
     def rounds(self) -> Iterator[Round]:
         """The rounds that are still to do."""
-        for number in range(self.metrics.next_round, self.config.rounds + 1):
+        for number in range(self.weights_version + 1, self.config.rounds + 1):
             yield Round(number)
+
+    @property
+    def weights_version(self) -> int:
+        """Completed rounds behind the learner's weights."""
+        return self.metrics.last_round or 0
 
     def sync(self, version: int) -> dict[str, Any]:
         """Give the engines the learner's weights; metrics of the sync."""
@@ -88,14 +108,12 @@ class Run:
 
     def next_requests(self, turn: Round) -> list[GroupRequest]:
         """The groups of the round: prompts drawn, each assigned to its minibatch before anything is generated."""
-        self._occurrences: Counter[str] = Counter()
         drawn = [prompt for prompt, _ in self.prompts.take(self.plan.prompts)]
-        slots = [
-            (prompt, inner * self.plan.minibatches + position // self.plan.groups_per_minibatch)
+        return [
+            self._request(turn, prompt, inner * self.plan.minibatches + position // self.plan.groups_per_minibatch)
             for inner in range(self.config.learner.inner_updates)
             for position, prompt in enumerate(drawn)
         ]
-        return [self._request(turn, prompt, minibatch) for prompt, minibatch in slots]
 
     def generate_and_score(self, turn: Round, requests: Sequence[GroupRequest]) -> list[ScoredGroup]:
         """Scored groups in the order of the requests; scoring hides behind generation, and all of it is journalled.
@@ -109,10 +127,10 @@ class Run:
             for scored in self._scored(turn, list(open_slots.values()), "generate" if not attempt else "refill"):
                 slot = slots[scored.group.request.key]
                 if scored.errors:
-                    turn.dropped["grader_error"] += len(scored.total)
+                    turn.drop(scored, "grader_error")
                     del open_slots[slot]
                 elif self.config.filter.dynamic_sampling and self._without_signal(scored):
-                    turn.dropped["no_signal"] += len(scored.total)
+                    turn.drop(scored, "no_signal")
                 else:
                     kept[slot] = scored
                     del open_slots[slot]
@@ -135,7 +153,6 @@ class Run:
     def build_batch(self, turn: Round, groups: Sequence[ScoredGroup]) -> Batch:
         """Advantages on whole groups, before any split; the batch of the round."""
         turn.advantages = self._advantages(groups)
-        self._compacted = groups
         return build_batch(
             groups,
             turn.advantages,
@@ -161,11 +178,11 @@ class Run:
             {"round": turn.number, "weights_version": turn.number - 1}
             | rollout_metrics(groups, turn.advantages)
             | turn.row
-            | dropped_metrics(turn.dropped)
+            | dropped_metrics(turn.dropped_by_reason())
             | {f"memory/{name}": size for name, size in self.system.memory().items()}
             | {
                 "fleet/restarts": self.system.pool.restarts,
-                "grader/errors": turn.dropped["grader_error"],
+                "grader/errors": turn.dropped_by_reason()["grader_error"],
                 "time/round": time.monotonic() - turn.started,
             }
         )
@@ -195,14 +212,14 @@ class Run:
             GroupRequest(p, -1, 0, 0, self.config.eval.samples, group_seed(self.config.seed, -1, 0, p.row_id))
             for p in self.held_out
         ]
-        groups = list(self._stream(requests, self._sampling(temperature=1.0), "held-out"))
+        groups = list(self._stream(requests, self.sampling(temperature=1.0), "held-out"))
         result: Evaluation = evaluate(groups)
         return result.metrics() | {"time/eval": time.monotonic() - began}
 
     def _scored(self, turn: Round, requests: list[GroupRequest], name: str) -> Iterator[ScoredGroup]:
         self.console.phase(name, total=len(requests))
         began = time.monotonic()
-        for scored in self._stream(requests, self._sampling(), "groups", turn):
+        for scored in self._stream(requests, self.sampling(), "groups", turn):
             self.journal.append(scored)
             yield scored
         self.journal.sync(turn.number)
@@ -226,12 +243,13 @@ class Run:
             yield scored
 
     def _request(self, turn: Round, prompt: Prompt, minibatch: int) -> GroupRequest:
-        occurrence = self._occurrences[prompt.row_id]
-        self._occurrences[prompt.row_id] += 1
+        occurrence = turn.occurrences[prompt.row_id]
+        turn.occurrences[prompt.row_id] += 1
         seed = group_seed(self.config.seed, turn.number, occurrence, prompt.row_id)
         return GroupRequest(prompt, turn.number, occurrence, minibatch, self.plan.group_size, seed)
 
-    def _sampling(self, temperature: float | None = None) -> Sampling:
+    def sampling(self, temperature: float | None = None) -> Sampling:
+        """How responses are sampled: as configured, or plainly at a temperature (evaluation)."""
         rollout = self.config.rollout
         plain = temperature is not None
         return Sampling(
@@ -240,6 +258,7 @@ class Run:
             top_k=0 if plain else rollout.top_k,
             max_new_tokens=self.plan.max_new_tokens,
             stop_token_ids=self.stop_token_ids,
+            fixed_length=self.fixed_length,
         )
 
     def _advantages(self, groups: Sequence[ScoredGroup]) -> DoubleArray:
@@ -262,9 +281,10 @@ class Run:
 
     def _check_grader(self, turn: Round, requests: Sequence[GroupRequest]) -> None:
         planned = sum(request.group_size for request in requests)
-        if turn.dropped["grader_error"] > MAX_GRADER_ERRORS * planned:
+        failed = turn.dropped_by_reason()["grader_error"]
+        if failed > MAX_GRADER_ERRORS * planned:
             raise BrokenPromise(
-                f"round {turn.number}: the reward failed on {turn.dropped['grader_error']} of {planned} responses "
+                f"round {turn.number}: the reward failed on {failed} of {planned} responses "
                 f"(limit {MAX_GRADER_ERRORS:.0%}).\n  {self.scorer.last_error}\n"
                 f"  Try it alone: launch.py check-reward --reward {self.config.reward_function or 'NAME'}"
             )
@@ -286,14 +306,15 @@ class Run:
         assert turn.advantages is not None
         parts = np.split(turn.advantages, np.cumsum([len(scored.total) for scored in groups])[:-1])
         advantages = {scored.group.request.key: part for scored, part in zip(groups, parts, strict=True)}
-        self.journal.compact(turn.number, advantages)
+        dropped = {key: reason for key, (reason, _) in turn.dropped.items()}
+        self.journal.compact(turn.number, advantages, dropped=dropped)
 
     def _diagnose(self, round_: int) -> None:
         found = diagnose(self.rows)
         fresh = new_findings(self.findings, found)
         self.findings = found
         for finding in fresh:
-            self.events.append("finding", round=round_, **finding.as_dict())
+            self.events.write("finding", round_, finding=dataclasses.asdict(finding))
             self.console.always(f"{finding.severity}: {finding.id} since round {finding.since_round}: {finding.cause}")
         if self.config.doctor.stop_on == "critical" and any(finding.severity == "critical" for finding in fresh):
             raise DoctorStop(f"the doctor found something critical in round {round_}: {fresh[0].id}\n  {fresh[0].cure}")

@@ -45,7 +45,7 @@ def test_every_setting_of_a_recipe_exists_and_has_the_type_of_its_field(name):
             continue
         assert field in {known.name for known in fields(SECTIONS[section])}, setting
         hint = get_type_hints(SECTIONS[section])[field]
-        allowed = get_args(hint) or (hint,)
+        allowed = {choice for part in get_args(hint) or (hint,) for choice in get_args(part) or (part,)}
         assert value in allowed or type(value) in allowed, f"{setting} = {value!r} is no {hint}"
 
 

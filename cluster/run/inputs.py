@@ -1,0 +1,79 @@
+"""What a run reads before it starts: tokenizer, prompts, reward. Runs beside the start of Ray."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import PlanError
+from cluster.plan import Plan
+from cluster.run.config import Config
+from rollout.prompts import load_prompt_sets
+from rollout.rewards.answers import grade
+from rollout.scoring import Scoring
+from rollout.stream import PromptStream
+from rollout.tokens import prepare_model
+from rollout.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a run reads before it starts."""
+
+    model: str
+    """Directory that engines and ranks load (prepared, when the tokenizer needed it)."""
+    tokenizer: Any
+    """Tokenizer of that directory."""
+    prompts: PromptStream
+    """Training prompts."""
+    held_out: tuple[Prompt, ...]
+    """Evaluation prompts."""
+    scoring: Scoring
+    """What the scorer must know about the tokenizer and the reward."""
+    stop_token_ids: tuple[int, ...]
+    """End tokens."""
+    notes: tuple[str, ...]
+    """What the user should know about model and data."""
+
+
+def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
+    """Read and check everything the user brought; UserError for all of its problems at once.
+
+    `prepared` is where a model directory goes whose tokenizer had to be changed.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    model = prepare_model(Path(plan.model.path), prepared)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=False)
+    sets = load_prompt_sets(
+        config.prompts,
+        config.data,
+        config.eval,
+        tokenizer,
+        seed=config.seed,
+        answer_required=not config.reward_function,
+        verify_gold=lambda gold: grade(gold, gold) == "right",
+    )
+    longest = max(sets.train.longest, sets.eval.longest)
+    if longest > plan.max_prompt_tokens:
+        raise PlanError(
+            f"--prompts {config.prompts}: the longest prompt has {longest} tokens; with responses of up to "
+            f"{plan.max_new_tokens} the model has room for {plan.max_prompt_tokens}.\n"
+            f"  Lower --rollout.max-new-tokens, or leave long rows out with --data.max-prompt-tokens and "
+            f"--data.skip-bad-rows."
+        )
+    return Inputs(
+        model=str(model.path),
+        tokenizer=tokenizer,
+        prompts=PromptStream(
+            sets.train.prompts, seed=config.seed, shuffle=config.data.shuffle, mix=config.data.mix
+        ),
+        held_out=sets.eval.prompts,
+        scoring=Scoring(model.think, plan.max_new_tokens, config.reward_function),
+        stop_token_ids=model.stop_token_ids,
+        notes=(*model.warnings, *sets.train.notes, *sets.eval.notes),
+    )
