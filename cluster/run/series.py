@@ -1,0 +1,302 @@
+"""Metric rows as arrays, and the few robust statistics the doctor's rules are made of.
+
+Two kinds of runs look very different and need different windows. With hundreds of prompts per round a metric moves by
+a few percent from round to round; with one prompt per round (the cheap scheme) the reward jumps between 0 and 1 and
+two thirds of the rounds carry no signal at all. `RunView.single` tells them apart; windows and noise floors follow it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Row = Mapping[str, Any]
+
+SPREAD_KEYS = ("group/zero_signal", "advantage/std", "reward/std")
+ACCURACY_KEYS = ("reward/correctness", "reward/total")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the run promised, for the rules that judge against a bound; None where unknown."""
+
+    max_lag: int = 1
+    """Weights versions a response may be behind (--cluster.max-lag)."""
+    max_length: int | None = None
+    """Longest response allowed, in tokens (--rollout.max-new-tokens)."""
+    vocabulary: int | None = None
+    """V; the entropy of a uniform policy is ln V."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric where it is known: finite values and their rounds, in order."""
+
+    key: str
+    rounds: npt.NDArray[np.int64]
+    values: Array
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A lasting change of level between two windows of a series."""
+
+    before: float
+    after: float
+    z: float
+    """Size of the change in standard errors of the difference of the two window means."""
+    start: int
+    """Index at which the level changed."""
+    late: slice
+    """The later window."""
+    early: slice
+    """The earlier window."""
+
+
+def rolling_median(values: Array, width: int) -> Array:
+    """(n - width + 1,) medians; entry i covers values[i : i + width]."""
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1), dtype=np.float64)
+
+
+def rolling_mean(values: Array, width: int) -> Array:
+    """(n - width + 1,) means; entry i covers values[i : i + width]."""
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    return np.asarray((sums[width:] - sums[:-width]) / width, dtype=np.float64)
+
+
+def noise(values: Array) -> float:
+    """Round-to-round standard deviation that ignores trends and single jumps.
+
+    From successive differences without the largest tenth of them; 1.25 makes up for what trimming takes off.
+    """
+    if len(values) < 3:
+        return 0.0
+    steps = np.sort(np.abs(np.diff(values)))
+    kept = steps[: max(1, len(steps) - max(1, len(steps) // 10))]
+    return 1.25 * math.sqrt(float(np.mean(kept**2)) / 2)
+
+
+def longest_runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """All maximal stretches of True as (start, stop)."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
+    return [(int(start), int(stop)) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def change_point(values: Array) -> int:
+    """Index at which splitting into two levels explains the values best (least squares)."""
+    count = len(values)
+    if count < 2:
+        return 0
+    head = np.cumsum(values)[:-1]
+    sizes = np.arange(1, count)
+    gain = head**2 / sizes + (values.sum() - head) ** 2 / (count - sizes)
+    return int(np.argmax(gain)) + 1
+
+
+def find_shift(
+    values: Array, widths: Sequence[int], floor: float, *, relative: float, absolute: float, z: float, down: bool = True
+) -> Shift | None:
+    """The clearest lasting fall (or rise) from the best window so far to a later one, None if there is none.
+
+    A change counts when it is at least `relative` of the earlier level, `absolute`, and `z` standard errors. The
+    later window may be quieter than the run (a reward that is 0 has no noise left), the earlier one may not.
+    """
+    signed = values if down else -values
+    sigma = max(noise(values), floor)
+    best: Shift | None = None
+    for width in widths:
+        if 2 * width > len(values):
+            break
+        means = rolling_mean(signed, width)
+        peak_at = np.maximum.accumulate(np.where(means >= np.maximum.accumulate(means), np.arange(len(means)), 0))
+        before, after = means[peak_at[:-width]], means[width:]
+        change = before - after
+        scores = change / np.sqrt((sigma**2 + _late_variance(signed, width, sigma)) / width)
+        enough = (change >= absolute) & (change >= relative * np.abs(before)) & (scores >= z)
+        if not enough.any():
+            continue
+        at = int(np.argmax(np.where(enough, scores, -np.inf)))
+        if best is None or scores[at] > best.z:
+            early, late = int(peak_at[at]), at + width
+            start = early + change_point(signed[early : late + width])
+            sign = 1.0 if down else -1.0
+            best = Shift(
+                sign * float(before[at]),
+                sign * float(after[at]),
+                float(scores[at]),
+                start,
+                slice(late, late + width),
+                slice(early, early + width),
+            )
+    return best
+
+
+def _late_variance(values: Array, width: int, sigma: float) -> Array:
+    """(n - 2 width + 1,) noise of every possible later window; narrow windows are not trusted to be quiet."""
+    count = len(values) - 2 * width + 1
+    if width < 25:
+        return np.full(count, sigma**2)
+    means = rolling_mean(values, width)[width:]
+    squares = rolling_mean(values**2, width)[width:]
+    return np.asarray(np.clip(squares - means**2, 0.1 * sigma**2, sigma**2), dtype=np.float64)
+
+
+class RunView:
+    """Metric rows of one run as columns; what rules read."""
+
+    def __init__(self, rows: Sequence[Row], limits: Limits) -> None:
+        """Order rows by round; the row of round 0 (evaluation before any update) is a row like any other."""
+        numbered = [(int(row["round"]) if "round" in row else at + 1, row) for at, row in enumerate(rows)]
+        numbered.sort(key=lambda pair: pair[0])
+        self.rows = [row for _, row in numbered]
+        self.rounds = np.asarray([number for number, _ in numbered], dtype=np.int64)
+        self.limits = limits
+        self._columns: dict[str, Array] = {}
+
+    def raw(self, key: str) -> Array:
+        """(rows,) the metric as logged, NaN where absent; infinities kept."""
+        if key not in self._columns:
+            cells = [row.get(key) for row in self.rows]
+            try:
+                column = np.array(cells, dtype=np.float64)
+            except (TypeError, ValueError):
+                numbers = [cell if isinstance(cell, int | float) else math.nan for cell in cells]
+                column = np.array(numbers, dtype=np.float64)
+            self._columns[key] = column
+        return self._columns[key]
+
+    def column(self, key: str) -> Array:
+        """(rows,) the metric with NaN wherever it is absent or not finite."""
+        column = self.raw(key)
+        return np.where(np.isfinite(column), column, np.nan)
+
+    def series(self, *keys: str) -> Series:
+        """The first of the metrics that has any finite value."""
+        for key in keys:
+            column = self.column(key)
+            known = ~np.isnan(column)
+            if known.any():
+                return Series(key, self.rounds[known], column[known])
+        return Series(keys[0], self.rounds[:0], np.empty(0))
+
+    def has(self, key: str) -> bool:
+        """Whether any row has a finite value of the metric."""
+        return bool(np.isfinite(self.raw(key)).any())
+
+    @cached_property
+    def single(self) -> bool:
+        """One prompt (or very few) per round, so that rewards of single rounds are mostly noise."""
+        sizes = self.series("responses").values
+        if len(sizes):
+            return float(np.median(sizes)) <= 64
+        shares = self.series("group/zero_signal").values
+        if len(shares) >= 3:
+            return bool(np.all((shares < 1e-9) | (shares > 1 - 1e-9)))
+        spread = self.series("advantage/std").values
+        live = spread[spread > 1e-3]
+        # With advantages divided by the group's own std, their std is the same in every round that has any signal.
+        return len(spread) >= 3 and (len(live) == 0 or float(np.ptp(live)) <= 0.01 * float(live.max()))
+
+    @cached_property
+    def silent(self) -> Array:
+        """(rows,) 1 where (nearly) no group had any reward spread, 0 where some had, NaN where unknown."""
+        silent = np.full(len(self.rows), np.nan)
+        reward_std = self.column("reward/std")
+        usual = np.nanmedian(reward_std[reward_std > 1e-6]) if (reward_std > 1e-6).any() else 0.0
+        tests = (
+            (reward_std, reward_std <= max(1e-6, 0.05 * float(usual))),
+            (self.column("advantage/std"), self.column("advantage/std") <= 1e-3),
+            (self.column("group/zero_signal"), self.column("group/zero_signal") >= 0.95),
+        )
+        for column, test in tests:
+            silent = np.where(np.isnan(column), silent, test.astype(np.float64))
+        return silent
+
+    @cached_property
+    def accuracy(self) -> Series:
+        """Training accuracy: the correctness part, or the whole reward where parts are not logged."""
+        return self.series(*ACCURACY_KEYS)
+
+    @cached_property
+    def ceiling(self) -> float:
+        """What a fully solved task would score on `accuracy`, as far as the log shows."""
+        return max(1.0, float(self.accuracy.values.max())) if len(self.accuracy) else 1.0
+
+    def reward_floor(self, scale: float = 1.0) -> float:
+        """Smallest believable round-to-round deviation of a mean reward, from the number of responses behind it."""
+        sizes = self.series("responses").values
+        if len(sizes):
+            return scale * max(0.02, 0.45 / math.sqrt(max(1.0, float(np.median(sizes)) / 16)))
+        return scale * (0.3 if self.single else 0.03)
+
+    def reward_widths(self, count: int) -> tuple[int, ...]:
+        """Window widths for means of rewards in a series of `count` values.
+
+        With one prompt per round, windows below 50 fall by half by chance. With many, a window is about a tenth of
+        the run at least, so that a passing dip of a long run is not taken for a collapse.
+        """
+        if self.single:
+            return (50, 100, 150)
+        least = min(20, max(3 if count >= 16 else 2, count // 12))
+        return (least, 2 * least, 4 * least)
+
+    def width(self, count: int) -> int:
+        """Width of the rolling median for a series of `count` values."""
+        return min(25, max(8, count // 4)) if self.single else (2 if count < 6 else 3 if count < 40 else 5)
+
+    def early(self, count: int) -> int:
+        """How many of `count` first values make the starting level."""
+        return min(50, max(10, count // 5)) if self.single else min(20, max(3 if count >= 6 else 2, count // 5))
+
+    def mean_near(self, series: Series, first: int, last: int) -> tuple[float, float]:
+        """Mean of a series over rounds first..last and its standard error; NaN when no value falls there."""
+        inside = series.values[(series.rounds >= first) & (series.rounds <= last)]
+        if not len(inside):
+            return math.nan, math.nan
+        return float(inside.mean()), max(noise(series.values), self.reward_floor()) / math.sqrt(len(inside))
+
+
+def levels(view: RunView, series: Series) -> tuple[float, Array, int]:
+    """Starting level, rolling medians and their width; an empty array when the series is too short to judge."""
+    count = len(series)
+    width = view.width(count)
+    if count < (3 if view.single else 2) * width:
+        return math.nan, np.empty(0), width
+    return float(np.median(series.values[: view.early(count)])), rolling_median(series.values, width), width
+
+
+def onset(series: Series, window: int, width: int, limit: float) -> int:
+    """Round in which the level moved across `limit`, where `window` is the first window whose median is beyond it.
+
+    The change point around that window; values are cut at twice (or half) the limit so that one extreme value does
+    not decide, and single noisy values long before do not either.
+    """
+    start, stop = max(0, window - width), min(len(series), window + 2 * width)
+    values = np.clip(series.values[start:stop], 0.5 * limit, 2 * limit)
+    at = start + change_point(values) if np.ptp(values) > 0 else window
+    return int(series.rounds[min(at, len(series) - 1)])
+
+
+def number(value: float) -> str:
+    """A value as people read it: three significant digits, no exponent where it can be avoided."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size != 0 and (size < 1e-3 or size >= 1e6):
+        return f"{value:.2e}"
+    return f"{value:.0f}" if size >= 1000 else f"{value:.3g}"
+
+
+def went(before: float, after: float) -> str:
+    """`0.6 -> 0.02`."""
+    return f"{number(before)} -> {number(after)}"
