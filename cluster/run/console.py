@@ -121,6 +121,25 @@ def round_line(row: Mapping[str, Any], rounds: int) -> str:
     return "  ".join(parts)
 
 
+def summary(rows: list[dict[str, Any]], folder: object) -> str:
+    """What a run came to, for its last lines."""
+    measured = [row for row in rows if "eval/correctness" in row]
+    trained = [row for row in rows if "reward/correctness" in row]
+    lines = []
+    if measured:
+        first, last = measured[0], measured[-1]
+        lines.append(
+            f"held-out accuracy {first['eval/correctness']:.1%} before, {last['eval/correctness']:.1%} after "
+            f"round {last['round']}; format {first['eval/format']:.1%} to {last['eval/format']:.1%}"
+        )
+    if trained:
+        spent = sum(row["time/round"] for row in trained)
+        responses = sum(row["responses"] for row in trained)
+        steps = sum(len(row.get("steps", [])) for row in trained)
+        lines.append(f"{len(trained)} rounds, {responses:,} responses, {steps} optimizer steps in {duration(spent)}")
+    return "\n".join([*lines, f"model and metrics are in {folder}"])
+
+
 def sparkline(values: list[float], width: int = 24) -> str:
     """The last values as small bars, scaled from 0 to 1."""
     return "".join(SPARKS[min(7, max(0, int(value * 8)))] for value in values[-width:])

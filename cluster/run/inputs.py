@@ -58,7 +58,7 @@ def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
         answer_required=not config.reward_function,
         verify_gold=lambda gold: grade(gold, gold) == "right",
     )
-    longest = max(sets.train.longest, sets.eval.longest)
+    longest = max(sets.train.longest, sets.held_out.longest)
     if longest > plan.max_prompt_tokens:
         raise PlanError(
             f"--prompts {config.prompts}: the longest prompt has {longest} tokens; with responses of up to "
@@ -72,8 +72,8 @@ def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
         prompts=PromptStream(
             sets.train.prompts, seed=config.seed, shuffle=config.data.shuffle, mix=config.data.mix
         ),
-        held_out=sets.eval.prompts,
+        held_out=sets.held_out.prompts,
         scoring=Scoring(model.think, plan.max_new_tokens, config.reward_function),
         stop_token_ids=model.stop_token_ids,
-        notes=(*model.warnings, *sets.train.notes, *sets.eval.notes),
+        notes=(*model.warnings, *sets.train.notes, *sets.held_out.notes),
     )

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +23,8 @@ from cluster.run.folder import RunFolder, default_run
 from cluster.run.signals import Terminated, handled
 
 if TYPE_CHECKING:
+    from cluster.run.inputs import Inputs
     from cluster.run.stages import Run
-    from rollout.scoring import Scoring
-    from rollout.stream import PromptStream
-    from rollout.types import Prompt
 
 SOURCE = Path(__file__).resolve().parents[2]
 
@@ -99,9 +96,11 @@ def _start(
     from cluster.run.stages import Run
     from cluster.scorer_pool import ScorerPool
 
-    scorer = ScorerPool(config.reward, inputs.scoring)
+    scorer = ScorerPool(config.reward, inputs.scoring, folder.logs / "scorer.log")
     stack.callback(scorer.close)
     journal = stack.enter_context(Journal(folder.path))
+    for note in inputs.notes:
+        console.line(f"note       {note}")
     console.line(f"started    {plan.engines} engine(s) and {plan.ranks} rank(s) in {time.monotonic() - began:.1f} s")
     return Run(
         config=config,
@@ -115,24 +114,15 @@ def _start(
         journal=journal,
         metrics=MetricsLog(folder.path),
         events=EventLog(folder.path),
+        tokenizer=inputs.tokenizer,
         stop_token_ids=inputs.stop_token_ids,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a run reads before it starts."""
+def _load_inputs(config: Config, plan: Plan, folder: RunFolder) -> Inputs:
+    from cluster.run.inputs import load_inputs
 
-    model: str
-    """Directory that engines and ranks load (prepared, when the tokenizer needed it)."""
-    prompts: PromptStream
-    """Training prompts."""
-    held_out: tuple[Prompt, ...]
-    """Evaluation prompts."""
-    scoring: Scoring
-    """What the scorer must know about the tokenizer and the reward."""
-    stop_token_ids: tuple[int, ...]
-    """End tokens."""
+    return load_inputs(config, plan, folder.path / "prepared")
 
 
 def _code(folder: RunFolder) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from cluster.errors import BrokenPromise
 from cluster.plan import Plan
 from cluster.run.config import Config
-from cluster.run.console import Console
+from cluster.run.console import Console, summary
 from cluster.run.doctor import diagnose, new_findings
 from cluster.run.findings import Finding
 from cluster.run.folder import RunFolder
@@ -85,6 +85,7 @@ class Run:
     journal: Journal
     metrics: MetricsLog
     events: EventLog
+    tokenizer: Any
     stop_token_ids: tuple[int, ...]
     rows: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -215,6 +216,14 @@ class Run:
         groups = list(self._stream(requests, self.sampling(temperature=1.0), "held-out"))
         result: Evaluation = evaluate(groups)
         return result.metrics() | {"time/eval": time.monotonic() - began}
+
+    def finish(self) -> None:
+        """Save the trained model in Hugging Face format, and say how the run went."""
+        self.console.phase("saving the model")
+        self.system.learners.export(self.folder.model, 300.0)
+        self.tokenizer.save_pretrained(self.folder.model)
+        self.console.close()
+        self.console.always(summary(self.rows, self.folder.path))
 
     def _scored(self, turn: Round, requests: list[GroupRequest], name: str) -> Iterator[ScoredGroup]:
         self.console.phase(name, total=len(requests))
