@@ -27,7 +27,7 @@ class ClusterConfig:
     sync_timeout: float = 300.0
     """Seconds a weight sync may take."""
     mismatch_limit: float | None = None
-    """Largest |engine - learner| log-prob of a token before the run stops (default: 0.02 in float32, 1.0 in bfloat16)."""
+    """Largest |engine - learner| log-prob of a token before the run stops (default: 0.02 in float32, else 1.0)."""
     grace: float = 10.0
     """Seconds the run has to finish cleanly after SIGINT or SIGTERM."""
 

@@ -200,7 +200,8 @@ def split_rollouts(rollouts: int, group_size: int | None, minibatches: int | Non
         unit = "group" if groups == 1 else "groups"
         more = -(-groups // minibatches) * minibatches * size
         raise PlanError(
-            f"--minibatches {minibatches} does not divide {groups} {unit} (--rollouts {rollouts} / group size {size}).\n"
+            f"--minibatches {minibatches} does not divide {groups} {unit} "
+            f"(--rollouts {rollouts} / group size {size}).\n"
             f"  A minibatch is made of whole groups, as many in each. Nearest: --minibatches {nearest}, "
             f"or --rollouts {more} ({more // size} groups, {minibatches} minibatches of {more // size // minibatches})."
         )
@@ -211,7 +212,8 @@ def _not_a_multiple(rollouts: int, size: int, group_size: int | None, minibatche
     fits = [g for g in range(2, min(rollouts, 2 * size + 2) + 1) if rollouts % g == 0]
     lower = rollouts // size * size
     groups = (lower or size) // size
-    split = "" if minibatches is None or groups % minibatches else f", {minibatches} minibatches of {groups // minibatches}"
+    whole = minibatches is not None and groups % minibatches == 0
+    split = f", {minibatches} minibatches of {groups // (minibatches or 1)}" if whole else ""
     asked = f"--group-size {size}" if group_size is not None else f"the default --group-size {size}"
     options = []
     if fits:
@@ -316,7 +318,8 @@ def _schedule(config: Config, placement: str) -> str:
 
 def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
     """The plan as people read it."""
-    kl = "off (no reference in memory)" if config.kl.kind == "none" else f"{config.kl.kind}, coefficient {plan.kl_coef:g}"
+    kl = f"{config.kl.kind}, coefficient {plan.kl_coef:g}"
+    kl = "off (no reference in memory)" if config.kl.kind == "none" else kl
     inner = f" x {config.learner.inner_updates} inner updates" if config.learner.inner_updates > 1 else ""
     lines = [
         f"round      {config.rollouts} responses = {plan.prompts} prompts x {plan.group_size}{inner}",

@@ -25,7 +25,9 @@ def private_ray(address: str) -> Path:
             f"--cluster.address {address} with RAY_AUTH_MODE=disabled: anybody who reaches that cluster could run code "
             f"on it.\n  Start the cluster with a token (ray get-auth-token --generate) and unset RAY_AUTH_MODE."
         )
-    temp = Path(tempfile.mkdtemp(prefix="rollearn-"))
+    # Ray puts sockets below it, whose paths may not exceed 107 characters.
+    where = tempfile.gettempdir()
+    temp = Path(tempfile.mkdtemp(prefix="rollearn-", dir=where if len(where) <= 32 else "/tmp"))
     os.environ["RAY_AUTH_MODE"] = "token"
     if not address:
         token = temp / "token"

@@ -52,7 +52,8 @@ def compare(expected: Mapping[str, str], receipts: Mapping[str, Receipt], versio
                 f"older weights. Requests were probably still in flight."
             )
         missing = sorted(set(expected) - set(receipt.digests))
-        wrong = sorted(tensor for tensor in expected if receipt.digests.get(tensor, expected[tensor]) != expected[tensor])
+        found = receipt.digests
+        wrong = sorted(tensor for tensor in expected if found.get(tensor, expected[tensor]) != expected[tensor])
         if missing or wrong:
             raise BrokenPromise(
                 f"{name} does not hold the weights of version {version} that the learner sent.\n"
@@ -74,7 +75,8 @@ def sync_weights(
     """Move the learner's weights to all engines as `version`, and check every receipt. BrokenPromise on a difference."""
     started = time.monotonic()
     probe = make_probe(shapes, version, dtype)
-    fetch_all({name: engine.begin_load.remote() for name, engine in engines.items()}, seconds, "opening the weight sync")
+    opening = {name: engine.begin_load.remote() for name, engine in engines.items()}
+    fetch_all(opening, seconds, "opening the weight sync")
     tensors = transport.send(learners, engines, dtype, seconds)
     calls = {f"learner-{rank}": learner.digests.remote(probe) for rank, learner in enumerate(learners)}
     calls |= {name: engine.finish_load.remote(version, probe) for name, engine in engines.items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ def build_batch(
     rows: list[IntArray] = []
     for scored in groups:
         offsets, prompt = scored.group.offsets, scored.group.request.prompt.token_ids
-        for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+        for start, end in pairwise(offsets):
             rows.extend((prompt, scored.group.token_ids[start:end]))
     sizes = [len(scored.group.lengths) for scored in groups]
     domains = domain_coefs or {}

@@ -76,7 +76,7 @@ class Update:
             )
 
     def recompute_old(self) -> Iterator[int]:
-        """Log-probs under the policy as it is now, for every minibatch but the first (there they equal the new ones)."""
+        """Log-probs under the policy as it is now, for every minibatch but the first (there they are the new ones)."""
         self._old = np.full(len(self.batch.sampler_logprobs), np.nan, dtype=np.float32)
         for minibatch in self.minibatches[1:]:
             for rows in self._plan(minibatch):
@@ -90,7 +90,7 @@ class Update:
 
     def step(self, minibatch: int, *, first: bool) -> StepReport:
         """One optimizer step. The ranks vote before it: nobody applies an update that is not finite anywhere."""
-        engine, settings = self.engine, self.engine.settings
+        engine = self.engine
         denominators = self._denominators(minibatch)
         partials: list[Partial] = []
         finite = True

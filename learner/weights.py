@@ -62,11 +62,12 @@ class BroadcastSender:
     def __init__(self, host: str, port: int, size: int, timeout: float) -> None:
         """Open the store and the group; returns when every engine has joined."""
         wait = timedelta(seconds=timeout)
-        store = torch.distributed.TCPStore(host, port, size, is_master=True, timeout=wait, wait_for_workers=False)
-        options = torch.distributed.ProcessGroupGloo._Options()
-        options._devices = [torch.distributed.ProcessGroupGloo.create_device(hostname=host)]
+        distributed: Any = torch.distributed  # its gloo classes carry no types
+        store = distributed.TCPStore(host, port, size, is_master=True, timeout=wait, wait_for_workers=False)
+        options = distributed.ProcessGroupGloo._Options()
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = wait
-        self._group = torch.distributed.ProcessGroupGloo(store, 0, size, options)
+        self._group: Any = distributed.ProcessGroupGloo(store, 0, size, options)
 
     def send(self, bucket: WeightBucket) -> None:
         """Broadcast the tensors of a bucket, one by one (one packed buffer is slower beyond a few MB)."""

@@ -31,7 +31,7 @@ class RolloutConfig:
     kv_cache_gib: float = 1.0
     """Memory for the KV cache of one engine on a CPU, GiB."""
     allow_unscored_sampling: bool = False
-    """Accept sampling whose log-probs the learner cannot score exactly (top_p < 1, top_k > 0, or scoring at temperature 1)."""
+    """Accept sampling that the learner cannot score exactly (top_p < 1, top_k > 0, or scoring at temperature 1)."""
     score_at_one: bool = False
     """Score log-probs at temperature 1 whatever the sampling temperature was (the book's way; unsound on purpose)."""
 

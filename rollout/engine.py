@@ -92,7 +92,7 @@ class RolloutEngine:
         self.version = -1
         self._llm = LLM(
             model=settings.model,
-            dtype=settings.dtype,  # type: ignore[arg-type]
+            dtype=settings.dtype,
             seed=settings.seed,
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_num_seqs,
@@ -197,7 +197,9 @@ class RolloutEngine:
             request=request,
             weights_version=self.version,
             token_ids=np.concatenate(ids),
-            sampler_logprobs=np.concatenate([self._logprobs(request, r, i) for r, i in zip(responses, ids, strict=True)]),
+            sampler_logprobs=np.concatenate(
+                [self._logprobs(request, response, tokens) for response, tokens in zip(responses, ids, strict=True)]
+            ),
             lengths=np.asarray([len(tokens) for tokens in ids], dtype=np.int32),
             finished=np.asarray([response.finish_reason == "stop" for response in responses]),
             texts=tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=False)),

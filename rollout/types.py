@@ -22,7 +22,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class UserError(ValueError):
-    """What the user asked for or brought cannot work; the text says what, where and what to do. Exit 2, no traceback."""
+    """What the user asked for or brought cannot work; the text says what, where, what to do. Exit 2, no traceback."""
 
 
 @dataclass(frozen=True, slots=True)

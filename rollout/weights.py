@@ -49,7 +49,8 @@ class WeightReceiver:
     def load_tensors(self, tensors: list[tuple[str, torch.Tensor]]) -> int:
         """Load named tensors that already live in this process."""
         with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
-            self._model.load_weights(iter(tensors))
+            model: Any = self._model
+            model.load_weights(iter(tensors))
         return len(tensors)
 
     def finish_load(self) -> None:
@@ -62,18 +63,19 @@ class WeightReceiver:
         """Join the broadcast group of a transport (rank 0 is the learner)."""
         from datetime import timedelta
 
-        store = torch.distributed.TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=timeout))
-        options = torch.distributed.ProcessGroupGloo._Options()
-        options._devices = [torch.distributed.ProcessGroupGloo.create_device(hostname=host)]
+        distributed: Any = torch.distributed  # its gloo classes carry no types
+        store = distributed.TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=timeout))
+        options = distributed.ProcessGroupGloo._Options()
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = timedelta(seconds=timeout)
-        self._channel = torch.distributed.ProcessGroupGloo(store, rank, size, options)
+        self._channel: Any = distributed.ProcessGroupGloo(store, rank, size, options)
 
     def receive_bucket(self, names: list[str], shapes: list[tuple[int, ...]], dtype: str) -> int:
         """Receive tensors by broadcast from rank 0 and load them."""
-        tensors = [(name, torch.empty(shape, dtype=getattr(torch, dtype))) for name, shape in zip(names, shapes, strict=True)]
-        for _, tensor in tensors:
+        tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape in shapes]
+        for tensor in tensors:
             self._channel.broadcast(tensor, 0).wait()
-        return self.load_tensors(tensors)
+        return self.load_tensors(list(zip(names, tensors, strict=True)))
 
     def close_channel(self) -> None:
         """Leave the broadcast group."""
@@ -98,8 +100,8 @@ class WeightReceiver:
         return model
 
     def _repack_tied_head(self) -> None:
-        head = getattr(self._model, "lm_head", None)
-        embedding = getattr(getattr(self._model, "model", None), "embed_tokens", None)
+        head: Any = getattr(self._model, "lm_head", None)
+        embedding: Any = getattr(getattr(self._model, "model", None), "embed_tokens", None)
         if hasattr(head, "cpu_linear") and embedding is not None and head.weight is embedding.weight:
             head.quant_method.process_weights_after_loading(head)
 
@@ -139,7 +141,8 @@ def _embedding_reader(module: Any) -> Any:
             values = module.weight.data[:, columns]
         if get_tensor_model_parallel_world_size() > 1:
             values = tensor_model_parallel_all_gather(values.contiguous(), dim=0)
-        return values[:rows]
+        whole: torch.Tensor = values[:rows]
+        return whole
 
     return read
 
@@ -153,7 +156,8 @@ def _linear_reader(module: Any, index: int, parts: int) -> Any:
             width = module.input_size_per_partition
             start = get_tensor_model_parallel_rank() * width
             unit = _unit_rows(columns, module.input_size, module)[:, start : start + width].contiguous()
-            return tensor_model_parallel_all_reduce(module.quant_method.apply(module, unit, bias=None)).T
+            reduced: torch.Tensor = tensor_model_parallel_all_reduce(module.quant_method.apply(module, unit, bias=None))
+            return reduced.T
         output = module.quant_method.apply(module, _unit_rows(columns, module.input_size, module), bias=None).T
         return _fused_part(module, output, index, parts)
 

@@ -30,7 +30,8 @@ def parse(argv: Sequence[str], prog: str = "launch.py") -> Config:
     base = apply_settings(Config(preset=preset), preset_settings(preset))
     # A file is turned into flags, so its values meet the same checks; what the user typed comes last and wins.
     flags = [flag for name, value in settings.items() for flag in _as_flag(name, value)]
-    return _with_absolute_paths(tyro.cli(Config, prog=prog, args=[*flags, *argv], default=base, description=DESCRIPTION))
+    config = tyro.cli(Config, prog=prog, args=[*flags, *argv], default=base, description=DESCRIPTION)
+    return _with_absolute_paths(config)
 
 
 def _with_absolute_paths(config: Config) -> Config:
@@ -46,14 +47,15 @@ def _with_absolute_paths(config: Config) -> Config:
 
 DESCRIPTION = """Reinforcement learning of language models with verifiable rewards.
 
-launch.py [train] [OPTIONS] | resume RUN | plan | presets | eval MODEL|RUN | check-reward | report RUN... | doctor RUN|FILE
-| lesson NAME | bench | export RUN DIR.  Settings may also stand in a TOML file: --config FILE."""
+launch.py [train] [OPTIONS] | resume RUN | plan | presets | eval MODEL|RUN | check-reward | report RUN... |
+doctor RUN|FILE | lesson NAME | bench | export RUN DIR.  Settings may also stand in a TOML file: --config FILE."""
 
 
 def preset_settings(name: str) -> dict[str, Any]:
     """What a preset sets, by dotted field name; PlanError with the nearest name for an unknown one."""
     if name not in PRESETS:
-        raise PlanError(f"--preset {name}: there is no such preset.{nearest(name, PRESETS)}\n  All: {', '.join(PRESETS)}.")
+        close = nearest(name, PRESETS)
+        raise PlanError(f"--preset {name}: there is no such preset.{close}\n  All: {', '.join(PRESETS)}.")
     return dict(PRESETS[name].settings)
 
 

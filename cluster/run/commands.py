@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
 import tyro
 
-from cluster.errors import BAD_REQUEST, DONE, INTERRUPTED, PlanError, RollearnError, Stopped
+from cluster.errors import BAD_REQUEST, CRITICAL_FINDING, DONE, INTERRUPTED, PlanError, RollearnError, Stopped
 from cluster.plan import make_plan, plan_text, read_model_facts
 from cluster.resources import local_resources
 from cluster.run import cli
@@ -25,6 +28,7 @@ def dispatch(words: Sequence[str], train: Train) -> int:
         "plan": plan,
         "presets": presets,
         "bench": bench,
+        "doctor": doctor,
     }
     try:
         if "--version" in words:
@@ -32,7 +36,8 @@ def dispatch(words: Sequence[str], train: Train) -> int:
             return DONE
         name = words[0] if words and not words[0].startswith("-") else "train"
         if name not in commands:
-            raise PlanError(f"{name}: there is no such command.{cli.nearest(name, commands)}\n  All: {', '.join(commands)}.")
+            close = cli.nearest(name, commands)
+            raise PlanError(f"{name}: there is no such command.{close}\n  All: {', '.join(commands)}.")
         return commands[name](list(words[1:] if words and words[0] == name else words))
     except UserError as error:
         return _say(error, BAD_REQUEST)
@@ -58,7 +63,7 @@ def plan(words: list[str]) -> int:
 
 def presets(words: list[str]) -> int:
     """`presets`: what each preset sets."""
-    tyro.cli(_Nothing, prog="launch.py presets", args=words)
+    tyro.cli(PresetsOptions, prog="launch.py presets", args=words)
     for name, variant in PRESETS.items():
         sys.stdout.write(f"{name}\n  {variant.summary}\n  answers  {variant.fixes}\n  source   {variant.source}\n")
         for key, value in variant.settings.items():
@@ -74,12 +79,40 @@ def bench(words: list[str]) -> int:
     return main(words)
 
 
-def _Nothing() -> None:  # noqa: N802
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Name what went wrong in a run, or in the log of another system."""
+
+    log: Annotated[Path, tyro.conf.Positional]
+    """Run directory, or a .csv, .jsonl or .json file of metrics."""
+    json: str = ""
+    """Also write the findings to this file."""
+    fail_on: Literal["never", "critical"] = "never"
+    """Exit with 5 when there is a finding of this severity."""
+
+
+def doctor(words: list[str]) -> int:
+    """`doctor`: findings on a run directory or another system's log."""
+    from cluster.run.doctor import diagnose, skipped_rules
+    from cluster.run.findings import findings_as_json, findings_as_text, worst_severity
+    from cluster.run.logs import read_log
+
+    options = tyro.cli(DoctorOptions, prog="launch.py doctor", args=words)
+    log = read_log(options.log)
+    findings, skipped = diagnose(log.rows), skipped_rules(log.rows)
+    for note in log.notes:
+        sys.stdout.write(f"note: {note}\n")
+    sys.stdout.write(findings_as_text(findings, skipped) + "\n")
+    if options.json:
+        Path(options.json).write_text(findings_as_json(findings, skipped))
+    return CRITICAL_FINDING if options.fail_on == "critical" and worst_severity(findings) == "critical" else DONE
+
+
+@dataclass(frozen=True)
+class PresetsOptions:
     """Show what each preset sets."""
 
 
 def _say(text: object, code: int) -> int:
     sys.stderr.write(f"{text}\n")
     return code
-
-

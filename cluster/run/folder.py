@@ -31,7 +31,7 @@ class RunFolder:
     def create(cls, path: Path) -> RunFolder:
         """Make a new run directory and lock it. PlanError when the name is bad, in use, or already holds a run."""
         if not _NAME.fullmatch(path.name) or path.name in (".", ".."):
-            raise PlanError(f"--run {path}: the last part may hold letters, digits, `.`, `_` and `-`, at most 64 of them.")
+            raise PlanError(f"--run {path}: the last part may hold letters, digits, `.`, `_`, `-`, at most 64 of them.")
         path = path.absolute()
         folder = cls(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class RunFolder:
             with os.fdopen(descriptor, "w") as out:
                 out.write(mine)
             return
-        raise PlanError(f"{self.path}: the lock {file.name} cannot be taken; remove it if no run is using the directory.")
+        raise PlanError(f"{self.path}: the lock {file.name} cannot be taken; remove it if no run uses the directory.")
 
     def release(self) -> None:
         """Give the directory free."""

@@ -14,7 +14,7 @@ from rollout.prompts import load_prompt_sets
 from rollout.rewards.answers import grade
 from rollout.scoring import Scoring
 from rollout.stream import PromptStream
-from rollout.tokens import prepare_model
+from rollout.tokens import load_tokenizer, prepare_model
 from rollout.types import Prompt
 
 
@@ -45,10 +45,8 @@ def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    model = prepare_model(Path(plan.model.path), prepared)
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=False)
+    model = prepare_model(plan.model.path, prepared)
+    tokenizer = load_tokenizer(model.path)
     sets = load_prompt_sets(
         config.prompts,
         config.data,
@@ -67,13 +65,11 @@ def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
             f"--data.skip-bad-rows."
         )
     return Inputs(
-        model=str(model.path),
+        model=model.path,
         tokenizer=tokenizer,
-        prompts=PromptStream(
-            sets.train.prompts, seed=config.seed, shuffle=config.data.shuffle, mix=config.data.mix
-        ),
+        prompts=PromptStream(sets.train.prompts, seed=config.seed, shuffle=config.data.shuffle, mix=config.data.mix),
         held_out=sets.held_out.prompts,
-        scoring=Scoring(model.think, plan.max_new_tokens, config.reward_function),
-        stop_token_ids=model.stop_token_ids,
+        scoring=Scoring((model.think_id, model.end_think_id), plan.max_new_tokens, config.reward_function),
+        stop_token_ids=model.stop_ids,
         notes=(*model.warnings, *sets.train.notes, *sets.held_out.notes),
     )

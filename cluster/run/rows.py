@@ -41,13 +41,14 @@ def rollout_metrics(groups: Sequence[ScoredGroup], advantages: DoubleArray) -> d
 
 
 def update_metrics(report: UpdateReport) -> dict[str, Any]:
-    """The steps of a round as one: means over the steps that were applied, largest values, sums; detail under `steps`."""
+    """The steps of a round as one: means over the applied steps, largest values, sums; detail under `steps`."""
     done = [step for step in report.steps if not step.skipped]
     names = sorted({name for step in done for name in step.metrics})
     metrics: dict[str, Any] = {name: _over_steps(name, done) for name in names}
     metrics["policy/skipped_steps"] = len(report.steps) - len(done)
     metrics["steps"] = [
-        {"step": step.step, "minibatch": step.minibatch, "skipped": step.skipped, **step.metrics} for step in report.steps
+        {"step": step.step, "minibatch": step.minibatch, "skipped": step.skipped, **step.metrics}
+        for step in report.steps
     ]
     return metrics
 

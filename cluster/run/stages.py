@@ -26,11 +26,12 @@ from cluster.start import System
 from learner.advantages import compute_advantages, zero_signal
 from learner.batching import build_batch
 from learner.types import Batch, UpdateReport
-from rollout.evaluate import Evaluation, evaluate
 from rollout.engine import Sampling
-from rollout.stream import PromptStream
+from rollout.evaluate import evaluate_groups
 from rollout.rewards import part_weights
+from rollout.rewards.answers import final_answer
 from rollout.seeds import group_seed
+from rollout.stream import PromptStream
 from rollout.types import DoubleArray, GroupRequest, Prompt, ScoredGroup
 
 MAX_GRADER_ERRORS = 0.01
@@ -119,7 +120,7 @@ class Run:
     def generate_and_score(self, turn: Round, requests: Sequence[GroupRequest]) -> list[ScoredGroup]:
         """Scored groups in the order of the requests; scoring hides behind generation, and all of it is journalled.
 
-        Groups without signal are replaced by fresh ones under dynamic sampling; groups the grader failed on are dropped.
+        Groups without signal are replaced by fresh ones under dynamic sampling; groups whose grader failed are dropped.
         """
         kept: dict[int, ScoredGroup] = {}
         open_slots = dict(enumerate(requests))
@@ -214,8 +215,7 @@ class Run:
             for p in self.held_out
         ]
         groups = list(self._stream(requests, self.sampling(temperature=1.0), "held-out"))
-        result: Evaluation = evaluate(groups)
-        return result.metrics() | {"time/eval": time.monotonic() - began}
+        return evaluate_groups(groups, final_answer).metrics() | {"time/eval": time.monotonic() - began}
 
     def finish(self) -> None:
         """Save the trained model in Hugging Face format, and say how the run went."""
@@ -302,7 +302,7 @@ class Run:
         flags = [step["skipped"] for row in self.rows[-4:] for step in row.get("steps", [])]
         if len(flags) >= MAX_SKIPPED_IN_A_ROW and all(flags[-MAX_SKIPPED_IN_A_ROW:]):
             raise BrokenPromise(
-                f"the last {MAX_SKIPPED_IN_A_ROW} optimizer steps were not finite on some rank and were skipped on all. "
+                f"the last {MAX_SKIPPED_IN_A_ROW} optimizer steps were not finite on some rank and skipped on all. "
                 f"Lower --learner.lr, or look for extreme rewards in the last rounds of the report."
             )
 
@@ -323,7 +323,7 @@ class Run:
         fresh = new_findings(self.findings, found)
         self.findings = found
         for finding in fresh:
-            self.events.write("finding", round_, finding=dataclasses.asdict(finding))
+            self.events.append("finding", round=round_, finding=dataclasses.asdict(finding))
             self.console.always(f"{finding.severity}: {finding.id} since round {finding.since_round}: {finding.cause}")
         if self.config.doctor.stop_on == "critical" and any(finding.severity == "critical" for finding in fresh):
             raise DoctorStop(f"the doctor found something critical in round {round_}: {fresh[0].id}\n  {fresh[0].cure}")

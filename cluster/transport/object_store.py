@@ -20,9 +20,8 @@ class ObjectStore:
         streams = [rank.outgoing.options(num_returns="streaming").remote(dtype, BUCKET_BYTES) for rank in learners]
         loaded = 0
         for bucket in references(streams[0], seconds, "gathering weights"):
-            counts = fetch_all(
-                {name: engine.load_bucket.remote(bucket) for name, engine in engines.items()}, seconds, "loading weights"
-            )
+            loading = {name: engine.load_bucket.remote(bucket) for name, engine in engines.items()}
+            counts = fetch_all(loading, seconds, "loading weights")
             loaded += max(counts.values())
         for other in streams[1:]:
             for item in references(other, seconds, "gathering weights"):
@@ -36,5 +35,3 @@ class ObjectStore:
 def make() -> ObjectStore:
     """Used by cluster.transport.make."""
     return ObjectStore()
-
-

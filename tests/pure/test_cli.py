@@ -85,5 +85,7 @@ def test_help_and_plan_import_nothing_heavy() -> None:
         "import sys; from cluster.run.commands import dispatch; dispatch(['plan'], lambda c: 0);"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch','vllm','ray','deepspeed','transformers','pyarrow'}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,140 @@
+"""The receipt of a real vLLM engine notices every way a weight sync can silently fail."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.errors import BrokenPromise
+from cluster.weight_sync import compare, make_probe
+from rollout.types import GroupRequest, Probe, Prompt, Receipt, WeightBucket
+
+DEMO = Path(__file__).resolve().parents[2] / "rollout" / "tasks" / "demo"
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    from rollout.engine import CPU_ENVIRONMENT, EngineSettings, RolloutEngine
+
+    os.environ.update(CPU_ENVIRONMENT)
+    settings = EngineSettings(
+        model=str(DEMO), index=0, seed=1, dtype="float32", max_model_len=512, max_num_seqs=64, tensor_parallel=1,
+        device="cpu", gpu_memory=0.5, kv_cache_gib=1.0, processed_logprobs=True,
+    )  # fmt: skip
+    return RolloutEngine(settings)
+
+
+@pytest.fixture
+def weights() -> dict[str, torch.Tensor]:
+    """The demo's weights, all of them moved a little."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    return {name: p.detach() * (1 + 0.02 * torch.randn_like(p)) for name, p in model.named_parameters()}
+
+
+def expected(weights: dict[str, torch.Tensor], probe: Probe) -> dict[str, str]:
+    shown = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
+    return {
+        name: Probe.digest((t if t.ndim == 1 else t[:, torch.from_numpy(probe.columns[name]).long()]).numpy())
+        for name, t in shown.items()
+    }
+
+
+def sync(engine: Any, weights: dict[str, torch.Tensor], sent: dict[str, torch.Tensor] | None = None) -> None:
+    """A sync as the driver does it: everything in `weights` is promised, `sent` is what really goes out."""
+    shapes = {name: tuple(t.shape) for name, t in weights.items()} | {"lm_head.weight": (128, 64)}
+    probe = make_probe(shapes, 3, "float32")
+    moving = weights if sent is None else sent
+    engine.begin_load()
+    if moving:
+        engine.load_bucket(WeightBucket(tuple(moving), tuple(t.numpy() for t in moving.values()), "float32"))
+    receipt: Receipt = engine.finish_load(3, probe)
+    compare(expected(weights, probe), {"engine-0": receipt}, 3)
+
+
+def test_a_whole_sync_is_proved(engine: Any, weights: dict[str, torch.Tensor]) -> None:
+    sync(engine, weights)
+
+
+def test_a_sync_that_does_nothing_is_noticed(engine: Any, weights: dict[str, torch.Tensor]) -> None:
+    other = {name: tensor + 0.01 for name, tensor in weights.items()}
+    with pytest.raises(BrokenPromise, match="does not hold the weights"):
+        sync(engine, other, sent={})
+    sync(engine, weights)
+
+
+@pytest.mark.parametrize("dropped", ["model.layers.2.self_attn.k_proj.weight", "model.norm.weight"])
+def test_one_dropped_tensor_is_named(engine: Any, weights: dict[str, torch.Tensor], dropped: str) -> None:
+    other = {name: tensor + 0.01 for name, tensor in weights.items()}
+    with pytest.raises(BrokenPromise, match=dropped.replace(".", r"\.")):
+        sync(engine, other, sent={name: tensor for name, tensor in other.items() if name != dropped})
+    sync(engine, weights)
+
+
+def test_a_tied_output_layer_that_is_not_packed_again_is_noticed(
+    engine: Any, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollout.weights import WeightReceiver
+
+    sync(engine, weights)
+    other = {name: tensor + 0.01 for name, tensor in weights.items()}
+    monkeypatch.setattr(WeightReceiver, "_repack_tied_head", lambda self: None)
+    # vLLM takes the methods over into its worker class when the engine starts.
+    worker = engine._llm.llm_engine.model_executor.driver_worker.worker
+    monkeypatch.setattr(type(worker), "_repack_tied_head", lambda self: None, raising=False)
+    with pytest.raises(BrokenPromise, match=r"different: lm_head\.weight\n"):
+        sync(engine, other)
+    monkeypatch.undo()
+    sync(engine, weights)
+
+
+def long_request(size: int) -> GroupRequest:
+    ids = (np.arange(300) % 10 + 5).astype(np.int32)
+    return GroupRequest(Prompt("long", "", ids, ""), 1, 0, 0, size, 11)
+
+
+def test_responses_come_from_the_new_weights_and_not_from_the_prefix_cache(
+    engine: Any, weights: dict[str, torch.Tensor]
+) -> None:
+    """A prompt longer than a cache block (128 tokens on a CPU): a forgotten reset would show in the log-probs."""
+    from transformers import AutoModelForCausalLM
+
+    from learner.logprobs import PolicyModel
+    from rollout.engine import Sampling
+
+    sampling = Sampling(1.0, 1.0, 0, 8, (1,))
+    list(engine.generate([long_request(4)], sampling))
+    other = {name: tensor * 1.05 for name, tensor in weights.items()}
+    sync(engine, other)
+    [group] = [g for groups, _ in engine.generate([long_request(4)], sampling) for g in groups]
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    model.load_state_dict(other, strict=False)
+    ids = np.concatenate([group.request.prompt.token_ids, group.token_ids[: group.lengths[0]]])
+    places = torch.arange(299, len(ids) - 1)
+    scored, _ = PolicyModel(model)(torch.from_numpy(ids)[None].long(), places, torch.from_numpy(ids[300:]).long(), 1.0)
+    assert np.abs(scored.detach().numpy() - group.sampler_logprobs[: group.lengths[0]]).max() < 1e-4
+
+
+def test_one_response_alone_is_the_same_response(engine: Any, weights: dict[str, torch.Tensor]) -> None:
+    import dataclasses
+
+    from rollout.engine import Sampling
+
+    sampling = Sampling(1.0, 1.0, 0, 24, (1,))
+    request = long_request(6)
+    [group] = [g for groups, _ in engine.generate([request], sampling) for g in groups]
+    alone = dataclasses.replace(request, group_size=1, seed=request.seed + 4)
+    [single] = [g for groups, _ in engine.generate([alone], sampling) for g in groups]
+    start, end = group.offsets[4:6]
+    assert np.array_equal(single.token_ids, group.token_ids[start:end])
+    assert np.array_equal(single.sampler_logprobs, group.sampler_logprobs[start:end])
+    assert len({tuple(group.token_ids[a:b]) for a, b in zip(group.offsets[:-1], group.offsets[1:], strict=True)}) > 1
