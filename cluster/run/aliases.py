@@ -165,5 +165,8 @@ def to_trl(row: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(value, int | float)
     }
     if "clip_ratio/low_mean" in renamed and "clip_ratio/high_mean" in renamed:
+        # TRL logs the share clipped on either side too
         renamed["clip_ratio/region_mean"] = renamed["clip_ratio/low_mean"] + renamed["clip_ratio/high_mean"]
+    if "loss" in renamed and "policy/kl_loss" in renamed:
+        renamed["loss"] += renamed["policy/kl_loss"]  # TRL's loss includes the KL term, ours does not
     return renamed

@@ -178,6 +178,11 @@ def _translated(place: Path, records: Sequence[Row], notes: list[str]) -> Log:
         if staleness is not None and isinstance(record.get(staleness), int | float):
             row["weights_version"] = row["round"] - 1 - record[staleness]
         rows.append(row)
+    if mapping.get("loss") == "policy/loss" and mapping.get("kl_loss") == "policy/kl_loss":
+        for row in rows:
+            if "policy/loss" in row and "policy/kl_loss" in row:
+                row["policy/loss"] -= row["policy/kl_loss"]
+        notes.append("policy/loss is the column loss without kl_loss, which it contains.")
     notes += _shares_from_percent(rows, mapping, set(columns))
     notes += _derived_correctness(rows)
     known = {*mapping, counter, staleness}

@@ -65,7 +65,12 @@ class Shift:
 
 def rolling_median(values: Array, width: int) -> Array:
     """(n - width + 1,) medians; entry i covers values[i : i + width]."""
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1), dtype=np.float64)
+    windows = np.lib.stride_tricks.sliding_window_view(values, width)
+    middle = width // 2
+    if width % 2:
+        return np.partition(windows, middle, axis=1)[:, middle]
+    parted = np.partition(windows, (middle - 1, middle), axis=1)
+    return (parted[:, middle - 1] + parted[:, middle]) / 2
 
 
 def rolling_mean(values: Array, width: int) -> Array:
@@ -161,37 +166,46 @@ class RunView:
         self.rows = [row for _, row in numbered]
         self.rounds = np.asarray([number for number, _ in numbered], dtype=np.int64)
         self.limits = limits
+        self._raw: dict[str, Array] = {}
         self._columns: dict[str, Array] = {}
+        self._series: dict[str, Series] = {}
+        self._noise: dict[str, float] = {}
+        self.known_levels: dict[str, tuple[Series, tuple[float, Array, int]]] = {}
+        """What `levels` has found, by metric."""
 
     def raw(self, key: str) -> Array:
         """(rows,) the metric as logged, NaN where absent; infinities kept."""
-        if key not in self._columns:
+        if key not in self._raw:
             cells = [row.get(key) for row in self.rows]
             try:
                 column = np.array(cells, dtype=np.float64)
             except (TypeError, ValueError):
                 numbers = [cell if isinstance(cell, int | float) else math.nan for cell in cells]
                 column = np.array(numbers, dtype=np.float64)
-            self._columns[key] = column
-        return self._columns[key]
+            self._raw[key] = column
+        return self._raw[key]
 
     def column(self, key: str) -> Array:
         """(rows,) the metric with NaN wherever it is absent or not finite."""
-        column = self.raw(key)
-        return np.where(np.isfinite(column), column, np.nan)
+        if key not in self._columns:
+            column = self.raw(key)
+            self._columns[key] = np.where(np.isfinite(column), column, np.nan)
+        return self._columns[key]
 
     def series(self, *keys: str) -> Series:
         """The first of the metrics that has any finite value."""
         for key in keys:
-            column = self.column(key)
-            known = ~np.isnan(column)
-            if known.any():
-                return Series(key, self.rounds[known], column[known])
-        return Series(keys[0], self.rounds[:0], np.empty(0))
+            if key not in self._series:
+                column = self.column(key)
+                known = ~np.isnan(column)
+                self._series[key] = Series(key, self.rounds[known], column[known])
+            if len(self._series[key]):
+                return self._series[key]
+        return self._series[keys[0]]
 
     def has(self, key: str) -> bool:
         """Whether any row has a finite value of the metric."""
-        return bool(np.isfinite(self.raw(key)).any())
+        return len(self.series(key)) > 0
 
     @cached_property
     def single(self) -> bool:
@@ -263,16 +277,24 @@ class RunView:
         inside = series.values[(series.rounds >= first) & (series.rounds <= last)]
         if not len(inside):
             return math.nan, math.nan
-        return float(inside.mean()), max(noise(series.values), self.reward_floor()) / math.sqrt(len(inside))
+        if series.key not in self._noise:
+            self._noise[series.key] = max(noise(series.values), self.reward_floor())
+        return float(inside.mean()), self._noise[series.key] / math.sqrt(len(inside))
 
 
 def levels(view: RunView, series: Series) -> tuple[float, Array, int]:
     """Starting level, rolling medians and their width; an empty array when the series is too short to judge."""
+    known = view.known_levels.get(series.key)
+    if known is not None and known[0] is series:
+        return known[1]
     count = len(series)
     width = view.width(count)
     if count < (3 if view.single else 2) * width:
-        return math.nan, np.empty(0), width
-    return float(np.median(series.values[: view.early(count)])), rolling_median(series.values, width), width
+        found = math.nan, np.empty(0), width
+    else:
+        found = float(np.median(series.values[: view.early(count)])), rolling_median(series.values, width), width
+    view.known_levels[series.key] = (series, found)
+    return found
 
 
 def onset(series: Series, window: int, width: int, limit: float) -> int:

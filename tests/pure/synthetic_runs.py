@@ -7,7 +7,6 @@ reward is 0 or 1 most of the time and two thirds of the rounds have no spread).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,58 +81,66 @@ def healthy_curves(rng: np.random.Generator, rounds: int, single: bool) -> Curve
 def observe(rng: np.random.Generator, run: Curves) -> Rows:
     """Noise on the curves: what would be logged."""
     groups, size = (1, 8) if run.single else (int(rng.choice([64, 128, 512])), 16)
-    spread = rng.uniform(0.25, 0.6)  # how much prompts differ in difficulty (beta distribution)
-    rows: Rows = []
-    eval_every = int(rng.choice([2, 4])) if not run.single else max(2, run.rounds // 10)
-    rows.append(evaluation(rng, run, 0) | {"round": 0, "weights_version": 0})
-    for t in range(run.rounds):
-        p = float(np.clip(run.accuracy[t], 0, 1))
-        concentration = (1 - spread) / spread * 2
-        chances = rng.beta(max(1e-3, p * concentration), max(1e-3, (1 - p) * concentration), groups)
-        chances = np.where(p > 0, chances, 0.0)
-        correct = rng.binomial(size, chances) / size
-        formed = np.clip(rng.normal(run.form[t], 0.05, groups), 0, 1) if run.form[t] > 0 else np.zeros(groups)
-        form = rng.binomial(size, formed) / size
-        hide = rng.random(groups) < run.silent_extra[t]
-        correct, form = np.where(hide, np.round(correct), correct), np.where(hide, np.round(form), form)
-        within = correct * (1 - correct) + run.format_weight**2 * form * (1 - form)
-        silent = float(np.mean(within < 1e-12))
-        wobble = 0.5 if run.single else 0.12
-        some = silent < 1
-        row = {
-            "round": t + 1,
-            "weights_version": max(0, t - int(run.lag[t])),
-            "responses": groups * size,
-            "reward/correctness": float(correct.mean()),
-            "reward/format": float(form.mean()),
-            "reward/total": float(correct.mean() + run.format_weight * form.mean()),
-            "reward/std": float(np.sqrt(within).mean()),
-            "group/zero_signal": silent,
-            "response/length": float(run.length[t] * rng.lognormal(0, 0.5 if run.single else 0.04)),
-            "response/truncated": float(rng.binomial(size * groups, np.clip(run.cut[t], 0, 1)) / (size * groups)),
-            "policy/loss": float(rng.normal(0, 0.02)) * some if run.loss is None else float(run.loss[t]) * some,
-            "policy/entropy": float(run.entropy[t] * rng.lognormal(0, wobble)),
-            "policy/ratio_mean": float(run.ratio_mean[t] * rng.lognormal(0, 0.3 if run.single else 0.01)),
-            "policy/ratio_max": float(1 + (run.ratio_max[t] - 1) * rng.lognormal(0, 0.6)),
-            "policy/clip_fraction_low": float(run.clip[t] * rng.lognormal(0, 0.3)),
-            "policy/clip_fraction_high": float(run.clip[t] * rng.lognormal(0, 0.3)),
-            "policy/grad_norm": float(run.grad[t] * rng.lognormal(0, 0.45 if run.single else 0.2)) * (some or run.kl),
-            "policy/lr": 1e-6,
-            "policy/skipped_steps": 0,
-            "advantage/mean": 0.0,
-            "advantage/std": float(math.sqrt(max(0.0, 1 - silent)) * 0.9997),
-            "mismatch/mean": float(run.mismatch[t] * rng.lognormal(0, 0.15)),
-            "mismatch/max": float(run.mismatch[t] * 20 * rng.lognormal(0, 0.4)),
-            "sync/receipt_ok": True,
-            "time/round": float(rng.uniform(50, 60)),
-        }
-        if run.kl:
-            row["policy/kl"] = float(run.kl_level[t] * rng.lognormal(0, wobble))
-            row["policy/kl_loss"] = 0.001 * row["policy/kl"]
-        if (t + 1) % eval_every == 0 or t + 1 == run.rounds:
-            row |= evaluation(rng, run, t)
-        rows.append(row)
+    correct, form = scores(rng, run, groups, size)
+    within = correct * (1 - correct) + run.format_weight**2 * form * (1 - form)
+    silent = np.mean(within < 1e-12, axis=1)
+    some = silent < 1
+
+    def noisy(level: np.ndarray, multi: float, single: float) -> np.ndarray:
+        return level * rng.lognormal(0, single if run.single else multi, run.rounds)
+
+    clip, mismatch = run.clip, run.mismatch
+    columns: dict[str, Any] = {
+        "weights_version": np.maximum(0, np.arange(run.rounds) - run.lag).astype(int),
+        "responses": np.full(run.rounds, groups * size),
+        "reward/correctness": correct.mean(axis=1),
+        "reward/format": form.mean(axis=1),
+        "reward/total": correct.mean(axis=1) + run.format_weight * form.mean(axis=1),
+        "reward/std": np.sqrt(within).mean(axis=1),
+        "group/zero_signal": silent,
+        "response/length": noisy(run.length, 0.04, 0.5),
+        "response/truncated": rng.binomial(size * groups, np.clip(run.cut, 0, 1)) / (size * groups),
+        "policy/loss": (rng.normal(0, 0.02, run.rounds) if run.loss is None else run.loss) * some,
+        "policy/entropy": noisy(run.entropy, 0.12, 0.5),
+        "policy/ratio_mean": noisy(run.ratio_mean, 0.01, 0.3),
+        "policy/ratio_max": 1 + noisy(run.ratio_max - 1, 0.6, 0.6),
+        "policy/clip_fraction_low": noisy(clip, 0.3, 0.3),
+        "policy/clip_fraction_high": noisy(clip, 0.3, 0.3),
+        "policy/grad_norm": noisy(run.grad, 0.2, 0.45) * (some | run.kl),
+        "policy/lr": np.full(run.rounds, 1e-6),
+        "policy/skipped_steps": np.zeros(run.rounds, dtype=int),
+        "advantage/mean": np.zeros(run.rounds),
+        "advantage/std": np.sqrt(1 - silent) * 0.9997,
+        "mismatch/mean": noisy(mismatch, 0.15, 0.15),
+        "mismatch/max": noisy(mismatch * 20, 0.4, 0.4),
+        "sync/receipt_ok": np.ones(run.rounds),
+        "time/round": rng.uniform(50, 60, run.rounds),
+    }
+    if run.kl:
+        columns["policy/kl"] = noisy(run.kl_level, 0.12, 0.5)
+        columns["policy/kl_loss"] = 0.001 * columns["policy/kl"]
+    names = list(columns)
+    rows: Rows = [evaluation(rng, run, 0) | {"round": 0, "weights_version": 0}]
+    every = int(rng.choice([2, 4])) if not run.single else max(2, run.rounds // 10)
+    for t, values in enumerate(zip(*(columns[name].tolist() for name in names), strict=True)):
+        rows.append({"round": t + 1} | dict(zip(names, values, strict=True)))
+        if (t + 1) % every == 0 or t + 1 == run.rounds:
+            rows[-1] |= evaluation(rng, run, t)
     return rows
+
+
+def scores(rng: np.random.Generator, run: Curves, groups: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(rounds, groups) shares of right and of well-formed responses; prompts differ in difficulty."""
+    spread = rng.uniform(0.25, 0.6)
+    concentration = (1 - spread) / spread * 2
+    p = np.clip(run.accuracy, 0, 1)[:, None]
+    shape = (run.rounds, groups)
+    chances = rng.beta(np.maximum(1e-3, p * concentration), np.maximum(1e-3, (1 - p) * concentration), shape)
+    correct = rng.binomial(size, np.where(p > 0, chances, 0.0)) / size
+    formed = np.clip(rng.normal(run.form[:, None], 0.05, shape), 0, 1)
+    form = rng.binomial(size, np.where(run.form[:, None] > 0, formed, 0.0)) / size
+    hide = rng.random(shape) < run.silent_extra[:, None]
+    return np.where(hide, np.round(correct), correct), np.where(hide, np.round(form), form)
 
 
 def evaluation(rng: np.random.Generator, run: Curves, t: int) -> dict[str, float]:

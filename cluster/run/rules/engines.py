@@ -15,9 +15,9 @@ from cluster.run.series import RunView, find_shift, levels, onset, went
     cause="Engine and learner disagree more and more about the same tokens: the engines hold older weights than "
     "believed, answer from a prefix cache of an older policy, score at another temperature, or lose precision as the "
     "policy sharpens. The ratio then corrects for something that is not the policy's change.",
-    cure="1. Check that sync/receipt_ok is true in every round and that fleet/restarts is 0 around this one. 2. Same "
-    "dtype on both sides: --rollout.dtype and --learner.dtype. 3. --correction.kind tis_token to bound what is left. "
-    "4. --rollout.temperature 1 --rollout.top-p 1.",
+    cure="(1) Check that sync/receipt_ok is true in every round and that fleet/restarts is 0 around this one. (2) Same "
+    "dtype on both sides: --rollout.dtype and --learner.dtype. (3) --correction.kind tis_token to bound what is left. "
+    "(4) --rollout.temperature 1 --rollout.top-p 1.",
 )
 def mismatch_growing(view: RunView) -> Sign | None:
     """The difference in log-probs lasts at several times its starting level."""
@@ -49,9 +49,9 @@ def mismatch_growing(view: RunView) -> Sign | None:
     needs=(("weights_version", "sync/receipt_ok"),),
     cause="Responses come from weights older than the run allows: a sync did not happen or did not arrive, or an "
     "engine came back from a restart with old weights. Training goes on with plausible curves and wrong ratios.",
-    cure="1. Look for the last good receipt in events.jsonl and the engine's log in logs/. 2. launch.py resume RUN: it "
-    "publishes the weights anew. 3. --cluster.transport object_store if another transport is in use. 4. With the async "
-    "schedule, lower --cluster.max-lag or give generation more engines.",
+    cure="(1) Look for the last good receipt in events.jsonl and the engine's log in logs/. (2) launch.py resume RUN: "
+    "it publishes the weights anew. (3) --cluster.transport object_store if another transport is in use. (4) With the "
+    "async schedule, lower --cluster.max-lag or give generation more engines.",
 )
 def stale(view: RunView) -> Sign | None:
     """A failed receipt, or weights further behind the round than allowed."""

@@ -17,9 +17,9 @@ from cluster.run.series import RunView, levels, number, onset, went
     cause="The policy is turning into noise: pushing down the log-probability of bad responses spreads it over the "
     "whole vocabulary and nothing bounds that push. Sampling sharper than one scores (temperature below 1, top_p) and "
     "a k1 term both feed it.",
-    cure="1. Sample as you score: --rollout.temperature 1 --rollout.top-p 1. 2. Bound the update: --learner.loss ppo "
-    "with --learner.clip-low 0.2 --learner.clip-high 0.28 and --learner.dual-clip 3. 3. Lower --learner.lr and resume "
-    "from before this round. 4. --kl.kind k3 (not k1) with --kl.coef 0.001.",
+    cure="(1) Sample as you score: --rollout.temperature 1 --rollout.top-p 1. (2) Bound the update: --learner.loss ppo "
+    "with --learner.clip-low 0.2 --learner.clip-high 0.28 and --learner.dual-clip 3. (3) Lower --learner.lr and resume "
+    "from before this round. (4) --kl.kind k3 (not k1) with --kl.coef 0.001.",
 )
 def entropy_explosion(view: RunView) -> Sign | None:
     """Entropy lasts at several times the lowest level it had, and nats above it."""
@@ -52,8 +52,8 @@ def entropy_explosion(view: RunView) -> Sign | None:
     needs=(("policy/entropy",),),
     cause="The policy has become certain before it was right: responses to a prompt are all alike, groups lose their "
     "spread and there is nothing left to learn from.",
-    cure="1. Raise --learner.clip-high (0.28 or more) so that unlikely tokens may grow. 2. --rollout.temperature 1, no "
-    "lower. 3. Lower --learner.lr and resume from before this round. 4. More varied prompts, larger --group-size.",
+    cure="(1) Raise --learner.clip-high (0.28 or more) so that unlikely tokens may grow. (2) --rollout.temperature 1, "
+    "no lower. (3) Lower --learner.lr and resume from before this round. (4) More varied prompts, larger --group-size.",
 )
 def entropy_collapse(view: RunView) -> Sign | None:
     """Entropy lasts below a tenth of its start while the task is not solved."""

@@ -19,8 +19,8 @@ TRAINING = ("reward/total", "reward/correctness")
     needs=(("eval/correctness",), TRAINING),
     cause="Accuracy on held-out prompts falls while the training reward holds or rises: the policy earns its reward in "
     "a way that does not carry over (format, memorised prompts, a hole in the checker, answers that leak).",
-    cure="1. Take the checkpoint of the best evaluation. 2. Read responses of the last rounds in launch.py report: "
-    "what is rewarded? 3. --reward.conditional-format if format rose. 4. More or other prompts, lower --learner.lr, fewer "
+    cure="(1) Take the checkpoint of the best evaluation. (2) Read responses of the last rounds in launch.py report: "
+    "what is rewarded? (3) --reward.conditional-format if format rose. (4) Other prompts, lower --learner.lr, fewer "
     "--rounds.",
 )
 def eval_gap(view: RunView) -> Sign | None:
@@ -29,16 +29,16 @@ def eval_gap(view: RunView) -> Sign | None:
     count = len(evals)
     if count < 3 or not len(view.series(*TRAINING)):
         return None
-    late = max(2, count // 10)
+    late = 1 if count <= 5 else max(2, count // 10)
     early = 1 if count <= 12 else late
     levels, after = rolling_mean(evals.values, early), rolling_mean(evals.values, late)
-    error = _eval_error(evals.values) * math.sqrt(1 / early + 1 / late)
+    error = _eval_error(view, evals.values) * math.sqrt(1 / early + 1 / late)
     worst: Sign | None = None
     for at in range(early, count - late + 1):
         best_at = int(np.argmax(levels[: at - early + 1]))
         best, now = float(levels[best_at]), float(after[at])
         drop = best - now
-        if drop < max(0.05, 0.15 * best, 4 * error):
+        if drop < max(0.05, 0.15 * best, (5 if late == 1 else 4) * error):
             continue
         before, trained, training_error = _training_around(view, evals.rounds, best_at, (at, at + late - 1))
         held = trained >= before - max(0.1 * abs(before), 1.5 * training_error, 0.02)
@@ -68,12 +68,15 @@ def _training_around(
     return before, after, float(np.hypot(error_before, error_after))
 
 
-def _eval_error(values: Array) -> float:
+def _eval_error(view: RunView, values: Array) -> float:
     """Standard error of one evaluation.
 
-    Shares of a number of prompts tell that number: the smallest of which all values are whole shares. Where none
-    fits, second differences tell the noise (they do not see a trend).
+    Our own logs have its interval. Elsewhere, shares of a number of prompts tell that number: the smallest of which
+    all values are whole shares. Where none fits, second differences tell the noise (they do not see a trend).
     """
+    interval = view.series("eval/correctness_high"), view.series("eval/correctness_low")
+    if len(interval[0]) and len(interval[0]) == len(interval[1]):
+        return float(np.median(interval[0].values - interval[1].values)) / (2 * 1.96)
     sizes = np.arange(16, 1025)
     counts = values[None, :] * sizes[:, None]
     whole = np.flatnonzero((np.abs(counts - np.round(counts)) <= 1e-6 * sizes[:, None]).all(axis=1))

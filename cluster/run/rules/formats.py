@@ -34,8 +34,8 @@ def _aligned(view: RunView) -> _Aligned:
     cause="Format is the easier part of the reward and pays whether the answer is right or not, so the policy collects "
     "it and lets correctness go; the mean reward hides this. Where all answers of a group are equally right, dividing "
     "by the group's std gives format full weight however small --reward.format-weight is.",
-    cure="1. --reward.conditional-format: no format reward without a right answer. 2. --learner.advantage no_std or "
-    "gdpo, which keep the weights meaningful. 3. Lower --learner.lr and resume from before this round. 4. A smaller "
+    cure="(1) --reward.conditional-format: no format reward without a right answer. (2) --learner.advantage no_std or "
+    "gdpo, which keep the weights meaningful. (3) Lower --learner.lr and resume from before this round. (4) A smaller "
     "--reward.format-weight alone does not help (see the cause).",
 )
 def format_hacked(view: RunView) -> Sign | None:
@@ -54,7 +54,7 @@ def _falling(view: RunView, both: _Aligned) -> Sign | None:
         return None
     width = fall.late.stop - fall.late.start
     before = min(float(both.format[fall.early].mean()), float(both.format[:width].mean()))
-    after = float(both.format[fall.late].mean())
+    after = max(float(both.format[fall.late].mean()), float(both.format[fall.late.start :].mean()))
     error = max(noise(both.format), view.reward_floor() / 2) * np.sqrt(2 / width)
     risen = after - before >= max(0.05, 2 * error)
     # A saturated format has no room to rise: then the sum must stand still, else this is a plain collapse.
@@ -65,7 +65,8 @@ def _falling(view: RunView, both: _Aligned) -> Sign | None:
     if not np.isnan(both.total[fall.late]).any():
         totals = float(np.nanmean(both.total[fall.early])), float(np.nanmean(both.total[fall.late]))
         evidence["reward/total"] = went(*totals)
-    return Sign("critical", _round_at(both, fall.start), evidence)
+    lasting = view.single or float(both.correctness[-width:].mean()) <= (fall.before + fall.after) / 2
+    return Sign("critical" if lasting else "warning", _round_at(both, fall.start), evidence)
 
 
 def _tests(view: RunView, count: int) -> tuple[tuple[tuple[int, ...], float], ...]:
@@ -128,9 +129,9 @@ def _round_at(both: _Aligned, index: int) -> int:
     needs=NEEDS,
     cause="Within the first rounds correctness falls while format rises: the steps are so large that the policy learns "
     "the easiest pattern and forgets the task before correctness can teach anything.",
-    cure="1. Start again with a --learner.lr three to ten times lower (1e-6 is usual for a model of billions of "
-    "parameters). 2. --learner.warmup-steps. 3. More responses per step (--rollouts up or --minibatches down). "
-    "4. Bound the ratio: --learner.clip-low 0.2 --learner.clip-high 0.28.",
+    cure="(1) Start again with a --learner.lr three to ten times lower (1e-6 is usual for a model of billions of "
+    "parameters). (2) --learner.warmup-steps. (3) More responses per step (--rollouts up or --minibatches down). "
+    "(4) Bound the ratio: --learner.clip-low 0.2 --learner.clip-high 0.28.",
 )
 def lr_too_high(view: RunView) -> Sign | None:
     """Correctness falls by a third, and format rises, in the opening of the run."""
@@ -153,7 +154,7 @@ def lr_too_high(view: RunView) -> Sign | None:
 
 def _fall_at_once(view: RunView, both: _Aligned) -> tuple[slice, slice] | None:
     """Many prompts per round: a clear fall within the first dozen rounds, from a level of the first four."""
-    fall = find_shift(both.correctness[:12], (1, 2, 3), view.reward_floor(), relative=0.3, absolute=0.05, z=5.0)
+    fall = find_shift(both.correctness[:12], (1, 2, 3), view.reward_floor(), relative=0.3, absolute=0.05, z=4.0)
     return None if fall is None or fall.early.start > 3 else (fall.early, fall.late)
 
 

@@ -33,8 +33,8 @@ def _before_and_after(column: Array, start: int, stop: int, least: int) -> tuple
     cause="No group has any reward spread, so every advantage is 0 and the KL term is the only gradient left; Adam "
     "rescales it to full steps however small its coefficient is. When the sampler is sharper than the scored policy "
     "(temperature below 1, top_p), a k1 term then flattens the policy towards uniform.",
-    cure="1. Go back to a checkpoint before this round. 2. --kl.kind none, or an estimator that pulls back: k3 or k2 "
-    "instead of k1 or k1_book. 3. Sample as you score: --rollout.temperature 1 --rollout.top-p 1. 4. Keep signal in "
+    cure="(1) Go back to a checkpoint before this round. (2) --kl.kind none, or an estimator that pulls back: k3 or k2 "
+    "instead of k1 or k1_book. (3) Sample as you score: --rollout.temperature 1 --rollout.top-p 1. (4) Keep signal in "
     "every round: more prompts per round (--rollouts), easier prompts, or --filter.dynamic-sampling.",
 )
 def kl_takeover(view: RunView) -> Sign | None:
@@ -45,7 +45,8 @@ def kl_takeover(view: RunView) -> Sign | None:
     accuracy = view.column(view.accuracy.key)
     if len(view.accuracy):
         best = float(view.accuracy.values.max())
-        silent &= ~(accuracy > max(0.02 * best, 0.01))  # all responses right is no takeover: the task is solved
+        # All responses right is no takeover: the task is solved (with one prompt per round, this prompt is).
+        silent &= ~(accuracy > (max(0.02 * best, 0.01) if view.single else 0.9 * view.ceiling))
     least = 12 if view.single else 3
     if view.single and not len(view.accuracy):
         least = 20
@@ -95,8 +96,8 @@ def _signal_evidence(view: RunView, start: int, stop: int) -> dict[str, str]:
     needs=(KL_KEYS,),
     cause="The policy moves away from the reference faster than the KL term can hold it: the learning rate is high, or "
     "the estimator's gradient does not point back (k1 has none on average, a clamped one none when far away).",
-    cure="1. Lower --learner.lr. 2. --kl.kind k3_weighted (or k2 with one update per round) instead of k1. "
-    "3. Raise --kl.coef. 4. If the drift is wanted, --kl.ref-refresh-steps 400 or --kl.kind none.",
+    cure="(1) Lower --learner.lr. (2) --kl.kind k3_weighted (or k2 with one update per round) instead of k1. "
+    "(3) Raise --kl.coef. (4) If the drift is wanted, --kl.ref-refresh-steps 400 or --kl.kind none.",
 )
 def kl_runaway(view: RunView) -> Sign | None:
     """KL many times its starting level and large in itself."""

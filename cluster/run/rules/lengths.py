@@ -22,8 +22,8 @@ def _accuracy_change(view: RunView, since: int) -> tuple[float, float, float]:
     needs=(("response/length",),),
     cause="Responses grow without getting better: a response-level mean makes long wrong answers cheap, or the policy "
     "no longer ends its responses, so they run into the length limit and earn nothing.",
-    cure="1. --learner.aggregate token_mean or constant instead of sequence_mean. 2. --filter.overlong, or a soft "
-    "penalty near the limit (the overlong reward). 3. If entropy rises too, treat entropy-explosion first. 4. If "
+    cure="(1) --learner.aggregate token_mean or constant instead of sequence_mean. (2) --filter.overlong, or a soft "
+    "penalty near the limit (the overlong reward). (3) If entropy rises too, treat entropy-explosion first. (4) If "
     "accuracy still rises and only the limit is short, raise --rollout.max-new-tokens.",
 )
 def length_explosion(view: RunView) -> Sign | None:
@@ -64,8 +64,8 @@ def _truncation(view: RunView) -> tuple[float, str | None]:
     needs=(("response/length",),),
     cause="Responses shrink to almost nothing without getting better: short answers are the cheap way to some reward "
     "(format, a guess), or the policy ends at once because everything longer was punished.",
-    cure="1. Read a few responses in launch.py report. 2. --reward.conditional-format, so that form alone pays "
-    "nothing. 3. Lower --learner.lr and resume from before this round. 4. --learner.aggregate token_mean; soften an "
+    cure="(1) Read a few responses in launch.py report. (2) --reward.conditional-format, so that form alone pays "
+    "nothing. (3) Lower --learner.lr and resume from before this round. (4) --learner.aggregate token_mean; soften an "
     "overlong penalty.",
 )
 def length_collapse(view: RunView) -> Sign | None:
@@ -91,8 +91,8 @@ def length_collapse(view: RunView) -> Sign | None:
     needs=(("response/truncated", "response/length"),),
     cause="Nearly every response is cut off at the length limit, so no answer is ever reached: the limit is too short "
     "for this model, or the model never ends (no end token in its template, or it has turned into noise).",
-    cure="1. Raise --rollout.max-new-tokens. 2. Check that the prompt uses the model's chat template and that its end "
-    "token is the one the engine stops at. 3. If it began in the middle of the run, treat what came first "
+    cure="(1) Raise --rollout.max-new-tokens. (2) Check that the prompt uses the model's chat template and that its "
+    "end token is the one the engine stops at. (3) If it began in the middle of the run, treat what came first "
     "(entropy-explosion, kl-takeover) and resume from before it.",
 )
 def all_truncated(view: RunView) -> Sign | None:

@@ -16,9 +16,9 @@ from cluster.run.series import SPREAD_KEYS, RunView, Series, find_shift, longest
     needs=(("reward/total", "reward/correctness"),),
     cause="No response has earned anything since the first round: the checker rejects everything (wrong answer column, "
     "an extraction that never matches), the format that gates the reward is out of reach, or the task is far too hard.",
-    cure="1. launch.py check-reward on your prompts: it shows what the checker makes of right answers. 2. Read a few "
-    "responses in launch.py report: is there an answer where the checker looks? 3. --reward.conditional-format or a "
-    "prompt that asks for the format. 4. Easier prompts, or a larger --rollout.max-new-tokens.",
+    cure="(1) launch.py check-reward on your prompts: it shows what the checker makes of right answers. (2) Read a few "
+    "responses in launch.py report: is there an answer where the checker looks? (3) A prompt that asks for "
+    "the form in which the checker looks for it. (4) Easier prompts, or a larger --rollout.max-new-tokens.",
 )
 def reward_zero(view: RunView) -> Sign | None:
     """Nothing but zeros over enough responses to exclude hard prompts and bad luck."""
@@ -46,7 +46,7 @@ def _zero_since_start(view: RunView, rewards: Series, key: str) -> Sign | None:
 
 def _dead_part(view: RunView) -> Sign | None:
     """One part of the reward that is 0 for every response although others are not."""
-    parts = sorted({key for row in view.rows for key in row if key.startswith("reward/")})
+    parts = sorted({key for row in view.rows[-3:] for key in row if key.startswith("reward/")})
     for key in parts:
         if key in ("reward/total", "reward/std", "reward/correctness"):
             continue
@@ -59,8 +59,8 @@ def _dead_part(view: RunView) -> Sign | None:
                 cause=f"The part {key.removeprefix('reward/')!r} of the reward is 0 for every response, so it teaches "
                 "nothing: it looks for something the responses cannot contain (a tag that is already in the prompt, a "
                 "wrong token) or that the prompt never asks for.",
-                cure="1. launch.py check-reward shows the part on real responses. 2. Ask for it in the prompt. 3. If "
-                "it is not wanted, take it out of the reward (--reward.format-weight 0).",
+                cure="(1) launch.py check-reward shows the part on real responses. (2) Ask for it in the prompt. (3) "
+                "If it is not wanted, take it out of the reward (--reward.format-weight 0).",
             )
     return None
 
@@ -70,9 +70,9 @@ def _dead_part(view: RunView) -> Sign | None:
     needs=(("reward/total", "reward/correctness"),),
     cause="The policy has lost what it could do: an update was too large, the engines sample with wrong weights, or "
     "responses have turned into noise. Look at which other metric moved first.",
-    cure="1. Resume from a checkpoint before this round with a lower --learner.lr. 2. Bound the ratio "
+    cure="(1) Resume from a checkpoint before this round with a lower --learner.lr. (2) Bound the ratio "
     "(--learner.clip-high 0.28, --learner.dual-clip 3) and sample as you score (--rollout.temperature 1 "
-    "--rollout.top-p 1). 3. If entropy rises too, --kl.kind k3 with a small --kl.coef. 4. If mismatch/mean rises, it "
+    "--rollout.top-p 1). (3) If entropy rises too, --kl.kind k3 with a small --kl.coef. (4) If mismatch/mean rises, it "
     "is the engines: see mismatch-growing.",
 )
 def reward_collapse(view: RunView) -> Sign | None:
@@ -96,6 +96,9 @@ def _lasting_fall(view: RunView, rewards: Series) -> Sign | None:
         fall = find_shift(rewards.values, widths, floor, relative=relative, absolute=0.1, z=5.0)
         if fall is not None:
             since = int(rewards.rounds[min(fall.start, len(rewards) - 1)])
+            width = fall.late.stop - fall.late.start
+            if width < 10 and float(rewards.values[-width:].mean()) > (fall.before + fall.after) / 2:
+                severity = "warning"  # a dip of a few rounds that is over
             return Sign(severity, since, {rewards.key: f"{went(fall.before, fall.after)} ({fall.z:.0f} sigma)"})
     return None
 
@@ -119,8 +122,8 @@ def _nothing_any_more(rewards: Series) -> Sign | None:
     needs=(("reward/correctness", "reward/total"),),
     cause="Accuracy has stopped rising well below what is possible, although there is still signal: the prompts that "
     "are left are out of reach, the steps are too small, or exploration is used up.",
-    cure="1. Other prompts: harder ones if most groups are all right, easier ones if most are all wrong. 2. More "
-    "responses per prompt (--group-size). 3. If entropy is low, raise --learner.clip-high. 4. Raise --learner.lr "
+    cure="(1) Other prompts: harder ones if most groups are all right, easier ones if most are all wrong. (2) More "
+    "responses per prompt (--group-size). (3) If entropy is low, raise --learner.clip-high. (4) Raise --learner.lr "
     "a little, or stop: the run may be done.",
 )
 def plateau(view: RunView) -> Sign | None:

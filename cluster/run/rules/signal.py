@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.run.findings import Severity
 from cluster.run.rules import Sign, rule
-from cluster.run.series import SPREAD_KEYS, RunView, number, rolling_mean, rolling_median
+from cluster.run.series import SPREAD_KEYS, Array, RunView, Series, number, rolling_mean, rolling_median
 
 
 @rule(
@@ -16,9 +16,9 @@ from cluster.run.series import SPREAD_KEYS, RunView, number, rolling_mean, rolli
     needs=(("group/zero_signal", "advantage/std"),),
     cause="In almost all groups every response has the same reward, so their advantages are 0 and the round teaches "
     "nothing: the prompts are far too hard (all wrong) or far too easy (all right).",
-    cure="1. If accuracy is low: easier prompts, or a larger --group-size so that some response succeeds. 2. If it is "
-    "high: harder prompts. 3. --filter.dynamic-sampling refills a round with groups that have spread. 4. Check the "
-    "reward with launch.py check-reward.",
+    cure="(1) If accuracy is low: easier prompts, or a larger --group-size so that some response succeeds. (2) If it "
+    "is high: harder prompts. (3) --filter.dynamic-sampling refills a round with groups that have spread. (4) Check "
+    "the reward with launch.py check-reward.",
 )
 def no_signal(view: RunView) -> Sign | None:
     """A share of groups without spread that stays too high for what the task explains."""
@@ -26,7 +26,7 @@ def no_signal(view: RunView) -> Sign | None:
     if not len(shares) and view.single:
         silent = view.silent
         known = ~np.isnan(silent)
-        shares = type(shares)("advantage/std", view.rounds[known], silent[known])
+        shares = Series("advantage/std", view.rounds[known], silent[known])
     if not len(shares):
         return None
     found = _often_silent(shares.values) if view.single else _mostly_silent(shares.values)
@@ -34,7 +34,7 @@ def no_signal(view: RunView) -> Sign | None:
         return None
     at, width, share = found
     first, last = int(shares.rounds[at]), int(shares.rounds[at + width - 1])
-    evidence = {"group/zero_signal": f"{number(share)} of groups without spread in rounds {first}-{last}"}
+    evidence = {shares.key: f"{number(share)} of groups without spread in rounds {first}-{last}"}
     accuracy, _ = view.mean_near(view.accuracy, first, last)
     if not math.isnan(accuracy):
         evidence[view.accuracy.key] = number(accuracy)
@@ -44,13 +44,13 @@ def no_signal(view: RunView) -> Sign | None:
                 first,
                 evidence,
                 cause="Nearly all responses are right: the task is solved and there is little left to learn from it.",
-                cure="1. Stop here. 2. Harder prompts. 3. --filter.dynamic-sampling to train on what is left.",
+                cure="(1) Stop here. (2) Harder prompts. (3) --filter.dynamic-sampling to train on what is left.",
             )
     severity: Severity = "critical" if not view.single and share >= 0.97 and not math.isnan(accuracy) else "warning"
     return Sign(severity, first, evidence)
 
 
-def _mostly_silent(shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[int, int, float] | None:
+def _mostly_silent(shares: Array) -> tuple[int, int, float] | None:
     """First three rounds in a row with a median share of at least 0.8."""
     width = 3
     if len(shares) < width:
@@ -64,7 +64,7 @@ def _mostly_silent(shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) ->
     return at, width, float(np.median(rest[rest >= 0.8]))
 
 
-def _often_silent(flags: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[int, int, float] | None:
+def _often_silent(flags: Array) -> tuple[int, int, float] | None:
     """With one prompt per round: a stretch whose share is surely (lower bound at 3 sigma) above three quarters."""
     count = len(flags)
     for width in (50, 30, 15):
@@ -85,7 +85,7 @@ def _often_silent(flags: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> t
     needs=(("policy/loss",), ("policy/grad_norm", *SPREAD_KEYS)),
     cause="The loss prints 0 although the policy learns: with ratio 1 (one step per round) it is minus the mean of "
     "advantages that sum to 0 in every group. Its gradient is not 0.",
-    cure="1. Nothing is wrong: watch accuracy, policy/grad_norm and policy/clip_fraction_high instead of the loss.",
+    cure="(1) Nothing is wrong: watch accuracy, policy/grad_norm and policy/clip_fraction_high instead of the loss.",
 )
 def loss_zero(view: RunView) -> Sign | None:
     """Loss at 0 in nearly all rounds that do have reward spread or a gradient."""

@@ -15,8 +15,8 @@ CLIP_KEYS = ("policy/clip_fraction_low", "policy/clip_fraction_high", "policy/cl
     needs=(CLIP_KEYS,),
     cause="A large share of the update is cut off by the clip range, so the gradient comes from the few tokens that "
     "have not moved yet: the policy changes too much within a round.",
-    cure="1. Lower --learner.lr. 2. Fewer steps per round: smaller --minibatches or --learner.inner-updates 1. "
-    "3. Widen --learner.clip-high a little if accuracy rises steadily. 4. Check mismatch/mean: a wrong anchor of the "
+    cure="(1) Lower --learner.lr. (2) Fewer steps per round: smaller --minibatches or --learner.inner-updates 1. "
+    "(3) Widen --learner.clip-high a little if accuracy rises steadily. (4) Check mismatch/mean: a wrong anchor of the "
     "ratio looks the same (--learner.old-logprobs recompute).",
 )
 def clip_saturation(view: RunView) -> Sign | None:
@@ -34,11 +34,12 @@ def clip_saturation(view: RunView) -> Sign | None:
         return None
     since = onset(clipped, int(high[0]), width, 0.25)
     late = clipped.rounds[int(high[0])]
-    evidence = {
-        key: f"{number(float(np.nanmedian(view.column(key)[view.rounds >= late])))} since then"
-        for key in CLIP_KEYS
-        if view.has(key)
-    }
+    evidence = {}
+    for key in CLIP_KEYS:
+        share = view.series(key)
+        lately = share.values[share.rounds >= late]
+        if len(lately):
+            evidence[key] = f"{number(float(np.median(lately)))} since then"
     return Sign("warning", since, evidence)
 
 
@@ -48,9 +49,9 @@ def clip_saturation(view: RunView) -> Sign | None:
     cause="The policy after an update gives responses many times the probability they were sampled with: steps are too "
     "large, or old log-probs are not those of the policy that sampled (another temperature, other weights). Unbounded "
     "ratios of bad responses can destroy the policy in one step.",
-    cure="1. --learner.loss ppo with --learner.dual-clip 3, or the book loss, which bound both signs. 2. Lower "
-    "--learner.lr or --minibatches. 3. --learner.ratio-level token or sequence_mean: a product over a long response "
-    "explodes by itself. 4. Check mismatch/mean and sample as you score.",
+    cure="(1) --learner.loss ppo with --learner.dual-clip 3, or the book loss, which bound both signs. (2) Lower "
+    "--learner.lr or --minibatches. (3) --learner.ratio-level token or sequence_mean: a product over a long response "
+    "explodes by itself. (4) Check mismatch/mean and sample as you score.",
 )
 def ratio_explosion(view: RunView) -> Sign | None:
     """Mean or largest ratio lasts far from 1."""
@@ -87,8 +88,8 @@ def _live_norms(view: RunView) -> Series:
     needs=(("policy/grad_norm", "policy/skipped_steps"),),
     cause="Single steps have a gradient many times the usual: one odd response (very long, very unlikely tokens) or a "
     "ratio that blew up. One such step can undo many; a non-finite one was skipped.",
-    cure="1. Keep --learner.grad-clip 1. 2. Bound the ratio: --learner.dual-clip 3. 3. Lower --learner.lr, or raise "
-    "--learner.beta2 and --learner.warmup-steps if it happens early. 4. See that round's groups in launch.py report.",
+    cure="(1) Keep --learner.grad-clip 1. (2) Bound the ratio: --learner.dual-clip 3. (3) Lower --learner.lr, or raise "
+    "--learner.beta2 and --learner.warmup-steps if it happens early. (4) See that round's groups in launch.py report.",
 )
 def grad_spike(view: RunView) -> Sign | None:
     """Non-finite or skipped steps, or norms far above those just before that do not stay there."""
@@ -113,11 +114,12 @@ def _spikes(norms: Series) -> Sign | None:
     if count < 8:
         return None
     logs = np.log(norms.values)
-    padded = np.concatenate((np.full(before, np.nan), logs))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, before)[:count]
     usable = np.arange(count) >= 6
-    base = np.full(count, np.nan)
-    base[usable] = np.nanmedian(windows[usable], axis=1)
+    base = np.full(count, np.nan)  # the usual norm of the 20 rounds before, of at least 6
+    for at in range(6, min(before, count)):
+        base[at] = np.median(logs[:at])
+    if count > before:
+        base[before:] = rolling_median(logs, before)[:-1]
     spread = max(0.15, 1.4826 * float(np.median(np.abs(np.diff(logs)))) / np.sqrt(2))
     height = logs - base
     high = usable & (height >= np.log(10)) & (height >= 5 * spread)
@@ -141,8 +143,8 @@ def _comes_back(logs: Array, base: Array, at: int) -> bool:
     cause="The gradient (or the loss) has grown to many times its starting size and stays there: something other than "
     "the reward drives the update, most often a KL term far from the reference, unbounded ratios, or a policy that is "
     "turning into noise.",
-    cure="1. See which of kl-takeover, kl-runaway, ratio-explosion or entropy-explosion is named too, and treat that. "
-    "2. Lower --learner.lr and resume from before this round. 3. Keep --learner.grad-clip 1 and set "
+    cure="(1) See which of kl-takeover, kl-runaway, ratio-explosion or entropy-explosion is named too, and treat that. "
+    "(2) Lower --learner.lr and resume from before this round. (3) Keep --learner.grad-clip 1 and set "
     "--learner.dual-clip 3.",
 )
 def grad_growth(view: RunView) -> Sign | None:
@@ -150,14 +152,15 @@ def grad_growth(view: RunView) -> Sign | None:
     norms = _live_norms(view)
     found = _growth(view, norms, 5.0, 0.0)
     if found is None and not len(norms):
-        loss = view.series("policy/loss")
-        live = (view.column("policy/loss") != 0)[np.isfinite(view.column("policy/loss"))]
-        norms = Series(loss.key, loss.rounds[live], np.abs(loss.values[live]))
+        loss = np.abs(view.column("policy/loss") + np.nan_to_num(view.column("policy/kl_loss")))
+        live = loss > 0
+        norms = Series("policy/loss", view.rounds[live], loss[live])
         found = _growth(view, norms, 20.0, 2.0)
     if found is None:
         return None
     before, after, since = found
-    return Sign("critical" if after >= 30 * before else "warning", since, {norms.key: went(before, after)})
+    seen = went(before, after) + (" (size, KL term included)" if norms.key == "policy/loss" else "")
+    return Sign("critical" if after >= 30 * before else "warning", since, {norms.key: seen})
 
 
 def _growth(view: RunView, sizes: Series, factor: float, least: float) -> tuple[float, float, int] | None:
