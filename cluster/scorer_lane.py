@@ -25,6 +25,8 @@ MAX_STARTS_IN_VAIN = 3
 SLOW_SECONDS = 0.2
 """A math-verify item that takes longer gets a process of its own: another one takes its place in the lane."""
 MAX_SPARES = 4
+PATIENCE = 2.0
+"""math-verify's deadline is CPU time (scorer_worker.py); by the clock of a busy machine it may take so many times that."""
 FAULTY_ITEMS, FAULTY_ROWS = 8, 3
 """So many failures in a row, on so many different rows, are no longer the answers' fault but the grader's."""
 
@@ -115,7 +117,7 @@ class Lane:
         """Kill what is past its deadline."""
         for seat in [seat for seat in self._seats if (seat.job or not seat.ready) and now >= seat.due]:
             if seat.ready:
-                self._lose(seat, f"no verdict within {self.seconds:g} s", retry=False)
+                self._lose(seat, self._too_late(), retry=False)
             else:
                 self._remove(seat)
                 raise RemoteFailure(f"{self.name}: its process was not ready within {START_SECONDS:g} s.")
@@ -181,7 +183,9 @@ class Lane:
                 self._reply(seat, reply)
         if closed and seat in self._seats:
             if seat.ready and seat.job is not None:
-                self._lose(seat, "its process died", retry=self.spec == MATH)
+                late = self.spec == MATH and time.monotonic() >= seat.since + 0.9 * self.seconds
+                why = self._too_late() if late else "its process died"
+                self._lose(seat, why, retry=self.spec == MATH and not late)
             elif seat.ready:
                 self._remove(seat)  # it has served its number of items
             else:
@@ -230,6 +234,9 @@ class Lane:
             job.done({"broken": f"{self.name}: {len(self._failed_rows)} items in a row failed, the last: {why}"})
         else:
             job.done({"lost": why})
+
+    def _too_late(self) -> str:
+        return f"no verdict within {self.seconds:g} s"
 
     def _remove(self, seat: _Seat) -> None:
         self._seats.remove(seat)

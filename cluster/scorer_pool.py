@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cluster.errors import RemoteFailure
-from cluster.scorer_lane import MATH, START_SECONDS, Job, Lane
+from cluster.scorer_lane import MATH, PATIENCE, START_SECONDS, Job, Lane
 from rollout.config import RewardConfig
 from rollout.rewards.answers import gold_answer
 from rollout.rewards.custom import CORRECTNESS, TIMED_OUT, RewardInput, clean, split_spec
@@ -118,7 +118,7 @@ class ScorerPool:
         while True:
             with self._lock:
                 # One group at worst: a start, and every response twice up to its deadline.
-                slowest = START_SECONDS + 2 * self._largest * (self.config.deadline + _SECONDS_OVER)
+                slowest = START_SECONDS + 2 * PATIENCE * self._largest * (self.config.deadline + _SECONDS_OVER)
                 patience = slowest if deadline is None else deadline
                 if not self._done and self._unfinished:
                     self._lock.wait_for(lambda: bool(self._done or self._failure), patience)
@@ -176,7 +176,8 @@ class ScorerPool:
             return
         self._asked[answer, gold] = [(opened, k)]
         row_id = opened.group.request.prompt.row_id
-        job = Job({"answer": answer, "gold": gold}, row_id, self.config.deadline, partial(self._verdict, answer, gold))
+        seconds = PATIENCE * self.config.deadline
+        job = Job({"answer": answer, "gold": gold}, row_id, seconds, partial(self._verdict, answer, gold))
         self._call(partial(self._enqueue, MATH, [job]))
 
     def _settle(self, opened: _Open, k: int, verdict: str) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 
 from rollout.config import RewardConfig
 from rollout.rewards.answers import final_answer, gold_answer, grade, settle
-from rollout.rewards.answers.notation import LONGEST
 from rollout.scoring import Scoring
 from rollout.types import Group, GroupRequest, Prompt, ScoredGroup
 
@@ -66,8 +65,6 @@ def gold_problem(gold: str) -> str | None:
     answer = gold_answer(gold)
     if not answer:
         return "it is empty, or its box is empty or never closed"
-    if len(answer) > LONGEST:
-        return f"it has {len(answer):,} characters; answers are compared up to {LONGEST}"
     given = final_answer(_boxed(answer))
     if given is None or settle(given, answer) != "right":
         return "it is not graded right when it is given as the answer (its braces do not balance?)"

@@ -126,7 +126,12 @@ def _read(text: str) -> Node | None:
 
 def is_unreadable(text: str) -> bool:
     """Whether the text is notation this package does not read (and no prose), so that math-verify has to be asked."""
-    return _read(text) is None and not is_prose(text)
+    return _read(text) is None and _is_notation(text) and not is_prose(text)
+
+
+def _is_notation(text: str) -> bool:
+    """Whether it can be read here or at least has a LaTeX command in it; what has neither is a slip of the pen."""
+    return _COMMAND.search(text) is not None or _read(text) is not None
 
 
 def is_number(text: str) -> bool:
@@ -153,7 +158,7 @@ def _infinity(node: Node) -> int:
 def _values(gold: str, answer: str) -> Opinion:
     gold_node, answer_node = _read(gold), _read(answer)
     if gold_node is None or answer_node is None:
-        return "unsure"
+        return "unsure" if all(map(_is_notation, (gold, answer))) else "wrong"
     if _infinity(gold_node) or _infinity(answer_node):
         return "right" if _infinity(gold_node) == _infinity(answer_node) else "wrong"
     gold_exact, answer_exact = _rational(gold_node), _rational(answer_node)

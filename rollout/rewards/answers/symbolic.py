@@ -23,6 +23,7 @@ from rollout.rewards.answers.notation import LONGEST, balanced_end, canonical
 MAX_BRACES = 50
 MAX_EXPONENT = 10_000
 MAX_NUMBER = 400
+_DEGENERATE = re.compile(rf"\d{{{MAX_NUMBER}}}|(?:[-+*/!]\s*){{12}}|(?:\^\s*(?:\w|\{{[^{{}}]*\}})\s*){{2}}")
 _EXPONENT = re.compile(r"\^\s*(\{|\(|-?\d+|.)")
 
 
@@ -36,9 +37,21 @@ def refusal(text: str) -> str | None:
         deepest = max(deepest, depth)
     if deepest > MAX_BRACES:
         return f"brackets nested deeper than {MAX_BRACES}"
-    if re.search(rf"\d{{{MAX_NUMBER},}}", text):
-        return f"a number of {MAX_NUMBER} digits or more"
+    if _DEGENERATE.search(text):
+        return f"a number of {MAX_NUMBER} digits or a run of operators"
+    if _is_too_big(text):
+        return "a number too large to compute"
     return _large_powers(text) or _large_factorials(text)
+
+
+def _is_too_big(text: str) -> bool:
+    try:
+        exact(parse(text))
+    except TooBig:
+        return True
+    except (Unreadable, NotRational):
+        return False
+    return False
 
 
 def _large_powers(text: str) -> str | None:
@@ -77,6 +90,8 @@ def _large_factorials(text: str) -> str | None:
             return "a factorial of an expression"
         if before and int(before[1]) > MAX_FACTORIAL:
             return f"a factorial beyond {MAX_FACTORIAL}"
+    if "\\binom" in text and "^" in text:
+        return "a binomial of powers"
     if "\\binom" in text and any(int(number) > MAX_FACTORIAL for number in re.findall(r"\d+", text)):
         return f"a binomial beyond {MAX_FACTORIAL}"
     return None
