@@ -6,6 +6,7 @@ Pure: verdicts in, numbers out. Shape letters: P prompts, K samples per prompt.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -36,19 +37,23 @@ class Verdict:
     finished: BoolArray
     """(K,) False where the length limit cut the response."""
     answers: tuple[str | None, ...] = ()
-    """K final answers, for the majority vote; empty when nobody votes."""
+    """K final answers, for the majority vote; None is no vote; empty when nobody votes."""
 
 
 def verdict_of(scored: ScoredGroup, final_answer: FinalAnswer | None = None) -> Verdict:
     """The verdict on a scored group; `final_answer` reads the votes of maj@k out of the texts."""
     group = scored.group
+    answers: tuple[str | None, ...] = ()
+    if final_answer is not None:
+        pairs = zip(group.texts, group.finished, strict=True)
+        answers = tuple(final_answer(text) if finished else None for text, finished in pairs)
     return Verdict(
         domain=group.request.prompt.domain,
         right=np.array([outcome == "right" for outcome in scored.outcomes], dtype=np.bool_),
         formatted=np.asarray(scored.parts["format"]) > 0.5,
         lengths=group.lengths,
         finished=group.finished,
-        answers=tuple(map(final_answer, group.texts)) if final_answer is not None else (),
+        answers=answers,
     )
 
 
@@ -65,16 +70,20 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def majority(right: BoolArray, answers: Sequence[str | None]) -> float:
-    """Chance that the most frequent answer is right; equally frequent ones are drawn from. No answer is no vote."""
-    votes: dict[str, list[bool]] = {}
-    for verdict, answer in zip(right, answers, strict=True):
-        if answer is not None:
-            votes.setdefault(answer, []).append(bool(verdict))
+    """Chance that the most frequent answer is right; equally frequent ones are drawn from. No answer is no vote.
+
+    All right answers are one answer, however they are written; wrong ones are equal when their texts are.
+    """
+    votes = Counter(
+        (bool(verdict), "" if verdict else answer)
+        for verdict, answer in zip(right, answers, strict=True)
+        if answer is not None
+    )
     if not votes:
         return 0.0
-    most = max(map(len, votes.values()))
-    winners = [np.mean(verdicts) for verdicts in votes.values() if len(verdicts) == most]
-    return float(np.mean(winners))
+    most = max(votes.values())
+    winners = [verdict for (verdict, _), count in votes.items() if count == most]
+    return sum(winners) / len(winners)
 
 
 def wilson(mean: float, n: float, z: float = Z_95) -> tuple[float, float]:

@@ -158,18 +158,19 @@ def load_prompts(
 ) -> PromptSet:
     """One split. `held_out` rows are set aside from a source that has no held-out rows of its own; 0 sets none aside.
 
-    With nothing set aside, the `eval` split of such a source is all of it (a file given for evaluation).
+    With nothing set aside, the `eval` split of such a source is all of it (a file given for evaluation). Held-out
+    prompts come in the order of a hash of their text: the first n are the same fair sample everywhere.
     """
     own = read_rows(spec, seed=seed, split=split)
     if split == "eval" and own:
         loaded = _load(spec, own, data, tokenizer, answer_required, verify_gold)
         _raise_problems([loaded], data)
-        return loaded.prompt_set(_fair_part(loaded.pairs, held_out or len(own)))
+        return loaded.prompt_set(_by_hash(loaded.pairs)[: held_out or None])
     rows = own or read_rows(spec, seed=seed, split="train")
     loaded = _load(spec, rows, data, tokenizer, answer_required, verify_gold)
     _raise_problems([loaded], data)
     if not held_out or (split == "train" and _has_own_split(spec, seed)):
-        return loaded.prompt_set([prompt for _, prompt in loaded.pairs])
+        return loaded.prompt_set(_by_hash(loaded.pairs) if split == "eval" else [prompt for _, prompt in loaded.pairs])
     train, evaluation, notes = _set_aside(loaded.pairs, held_out)
     return loaded.prompt_set(train if split == "train" else evaluation, notes)
 
@@ -211,7 +212,7 @@ def load_prompt_sets(
     trained = {candidate.question for candidate, _ in train.pairs}
     shared = sum(candidate.question in trained for candidate, _ in other.pairs)
     leak = [f"{shared} of the held-out prompts are trained on as well: their accuracy is no proof."] if shared else []
-    return PromptSets(train.prompt_set(everything), other.prompt_set(_fair_part(other.pairs, evaluation.size), leak))
+    return PromptSets(train.prompt_set(everything), other.prompt_set(_by_hash(other.pairs)[: evaluation.size], leak))
 
 
 def _has_own_split(spec: str, seed: int) -> bool:
@@ -259,10 +260,9 @@ def _order(candidate: Candidate) -> int:
     return stable_hash("held-out", candidate.question)
 
 
-def _fair_part(pairs: Sequence[tuple[Candidate, Prompt]], size: int) -> list[Prompt]:
-    """At most `size` prompts, chosen by hash, in their order."""
-    chosen = {c.index for c, _ in sorted(pairs, key=lambda pair: _order(pair[0]))[:size]}
-    return [prompt for candidate, prompt in pairs if candidate.index in chosen]
+def _by_hash(pairs: Sequence[tuple[Candidate, Prompt]]) -> list[Prompt]:
+    """Prompts in the order of their hashes: any first part of the list is a fair sample, the same one every time."""
+    return [prompt for _, prompt in sorted(pairs, key=lambda pair: _order(pair[0]))]
 
 
 def _set_aside(pairs: Sequence[tuple[Candidate, Prompt]], size: int) -> tuple[list[Prompt], list[Prompt], list[str]]:
@@ -278,7 +278,7 @@ def _set_aside(pairs: Sequence[tuple[Candidate, Prompt]], size: int) -> tuple[li
             chosen.update(indices)
     if len(chosen) < min(size, MIN_HELD_OUT):
         note = f"{len(pairs)} prompts are too few to hold any out: evaluation uses the training prompts themselves."
-        return everything, _fair_part(pairs, size), [note]
+        return everything, _by_hash(pairs)[:size], [note]
     kept = [prompt for candidate, prompt in pairs if candidate.index not in chosen]
-    aside = [prompt for candidate, prompt in pairs if candidate.index in chosen]
+    aside = _by_hash([pair for pair in pairs if pair[0].index in chosen])
     return kept, aside, [f"{len(aside)} of {len(pairs)} prompts are held out for evaluation, by a hash of their text."]

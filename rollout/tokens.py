@@ -63,17 +63,6 @@ def stop_token_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def ends_thinking_open(prompt_ids: Sequence[int], think_id: int, end_think_id: int) -> bool:
-    """True when the prompt itself has opened the thinking (a chat template that ends in `<think>`).
-
-    The response then starts inside: its format is judged as if the opening tag were its first token.
-    """
-    for token in reversed(prompt_ids):
-        if token in (think_id, end_think_id):
-            return bool(token == think_id)
-    return False
-
-
 def load_tokenizer(model: str) -> Any:
     """The tokenizer of a directory or hub id; code that comes with a model is never run."""
     from transformers import AutoTokenizer
@@ -199,8 +188,8 @@ def _warnings(model: str, missing: Sequence[str], grown: bool) -> list[str]:
     return [
         f"The tokenizer of {model} wrote {tags} in pieces; each is one token now, in {where}.",
         f"A model that never saw {tags} will not learn them from reinforcement learning alone: a token it never "
-        "samples is never rewarded, and reward/format stays at 0. Fine-tune it on a few hundred formatted responses first, "
-        "or end the prompts in <think>, or start from a model that was trained with the tags.",
+        "samples is never rewarded, and reward/format stays at 0. Fine-tune it on a few hundred formatted responses "
+        "first, or end the prompts in <think>, or start from a model that was trained with the tags.",
     ]
 
 

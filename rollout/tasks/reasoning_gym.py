@@ -97,22 +97,18 @@ def rows(spec: str, *, seed: int, split: Literal["train", "eval"]) -> list[dict[
     return [dict(row) for row in _generated(spec, seed)[split]]
 
 
-def score(answer: str, columns: Mapping[str, Any]) -> float:
-    """What the task's own scorer gives the answer: 1 for a right one, less for a partly right one.
+def __getattr__(name: str) -> Any:
+    """`score`, the scorer of these rows: whoever takes it is about to use it, so the library is loaded now.
 
-    Runs code of the library on text of the model: call it in a process that can be killed. The first call for a task
-    loads the library, which takes seconds (`prepare` does it beforehand).
+    It takes seconds, which belong to the start of a grading process and not to the deadline of its first answer.
     """
-    from rollout.tasks.reasoning_gym_scorers import scorer
+    if name != "score":
+        raise AttributeError(name)
+    import reasoning_gym  # noqa: F401
 
-    return scorer(str(columns["task"]))(answer.strip(), columns["entry"])
+    from rollout.tasks.reasoning_gym_scorers import score
 
-
-def prepare(columns: Mapping[str, Any]) -> None:
-    """Load what `score` needs for this row."""
-    from rollout.tasks.reasoning_gym_scorers import scorer
-
-    scorer(str(columns["task"]))
+    return score
 
 
 @functools.lru_cache(maxsize=4)
@@ -155,8 +151,8 @@ def _generate(spec: str, seed: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def _entries(task: Task, seed: int, size: int, asked: set[str]) -> list[dict[str, Any]]:
-    """Rows whose questions are not among `asked` and not repeated."""
-    from rollout.tasks.reasoning_gym_scorers import audit, make_dataset
+    """Rows whose questions are not among `asked` and not repeated, and whose own answers can be scored."""
+    from rollout.tasks.reasoning_gym_scorers import acceptable, audit, make_dataset
 
     dataset = make_dataset(task.name, {**task.options, "seed": seed, "size": size})
     known = set(asked)
@@ -164,7 +160,7 @@ def _entries(task: Task, seed: int, size: int, asked: set[str]) -> list[dict[str
     for index in range(size):
         entry = plain(dataset[index], task.name)
         question = entry["question"]
-        if question in known:
+        if question in known or not acceptable(task.name, entry["answer"]):
             continue
         known.add(question)
         if len(found) < 3:
@@ -193,7 +189,7 @@ def plain(value: Any, task: str) -> Any:
             return kind(value)
     if isinstance(value, Mapping):
         return {plain(key, task): plain(item, task) for key, item in value.items()}
-    for collection in (list, tuple, set, frozenset):
+    for collection in (list, tuple):
         if isinstance(value, collection):
             return collection(plain(item, task) for item in value)
     if hasattr(value, "item") and hasattr(value, "dtype"):

@@ -21,6 +21,7 @@ from rollout.tasks.reasoning_gym import parse
 from rollout.types import UserError
 
 FAULTS = {
+    "codeio": "runs programs that read the clock and draw unseeded numbers: a resumed run would see other rows",
     "composite": "is a mixture of other tasks: name these",
     "game_of_life_halting": "pays for any text where the process halts or does not, whatever the text says",
     "puzzle24": "accepts any four numbers of its range, not only those of the puzzle",
@@ -31,18 +32,29 @@ READS_LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertio
 ONLY_OWN_TEXT = (
     "basic_arithmetic",
     "bitwise_arithmetic",
-    "codeio",
     "decimal_arithmetic",
     "number_sorting",
     "propositional_logic",
 )
 """They evaluate text they have made themselves, or have a harmless function of such a name."""
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What a scorer raises on an answer it cannot read. `audit` has shown that it reads a right one: this is a wrong one."""
+"""What a scorer raises on an answer it cannot read: a wrong one, for `audit` has shown that it reads a right one."""
 _EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify|__import__|literal_eval|lambdify)\s*\(")
+FULL_SCORE = 1.0 - 1e-9
 _NONSENSE = ("", "zzz")
 
 Scorer = Callable[[str, Mapping[str, Any]], float]
+
+
+def score(final_answer: str | None, task: str, entry: Mapping[str, Any]) -> dict[str, float]:
+    """What the task's own scorer gives a final answer, as two parts that sum to it.
+
+    `correctness` is 1 for the full score, else 0, so that accuracy counts nothing that is only partly right; `partial`
+    is what a partly right answer earns. `task` and `entry` are columns of the row.
+    """
+    value = 0.0 if final_answer is None else scorer(task)(final_answer.strip(), entry)
+    full = value >= FULL_SCORE
+    return {"correctness": float(full), "partial": 0.0 if full else value}
 
 
 def _arithmetic(answer: str) -> bool:
@@ -116,7 +128,7 @@ def scorer(text: str) -> Scorer:
     dataset = make_dataset(task.name, {**task.options, "seed": 0, "size": 1})
     guard = GUARDS.get(task.name)
 
-    def score(answer: str, entry: Mapping[str, Any]) -> float:
+    def points(answer: str, entry: Mapping[str, Any]) -> float:
         if guard is not None and not guard(answer):
             return 0.0
         try:
@@ -124,15 +136,20 @@ def scorer(text: str) -> Scorer:
         except UNREADABLE:
             return 0.0
 
-    return score
+    return points
+
+
+def acceptable(task: str, answer: str | None) -> bool:
+    """False where the task's own answer is not in a form that is scored (an integral left standing as it is)."""
+    guard = GUARDS.get(task)
+    return guard is None or answer is None or guard(answer)
 
 
 def audit(text: str, entry: Mapping[str, Any]) -> None:
     """Refuse a scorer that does not pay its own answer, or pays nonsense."""
-    score = scorer(text)
     gold = entry["answer"]
-    if gold is not None and score(gold.strip(), entry) < 1.0:
+    if gold is not None and not score(gold, text, entry)["correctness"]:
         raise UserError(f"{text}: the scorer does not give its own answer {gold[:60]!r} the full score.")
     for nonsense in _NONSENSE:
-        if score(nonsense, entry) >= 1.0:
+        if score(nonsense, text, entry)["correctness"]:
             raise UserError(f"{text}: the scorer gives the answer {nonsense!r} the full score.")
