@@ -51,6 +51,9 @@ def skipped_rules(rows: Sequence[Row], limits: Limits | None = None) -> list[Ski
 
 
 def new_findings(before: Sequence[Finding], now: Sequence[Finding]) -> list[Finding]:
-    """What a live view has to say: findings that are new since the last round, or have become worse."""
+    """What a live view has to say: findings that are not among those of earlier rounds, or have become worse.
+
+    Give all findings said so far: one that goes and comes back (a plateau) is then said once.
+    """
     known = {(finding.id, finding.severity) for finding in before}
     return [finding for finding in now if (finding.id, finding.severity) not in known]

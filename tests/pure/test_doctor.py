@@ -250,7 +250,7 @@ def flags(config: type, prefix: str = "--") -> set[str]:
     hints = get_type_hints(config)
     for each in fields(config):
         word = prefix + each.name.replace("_", "-")
-        names |= flags(hints[each.name], word + ".") if is_dataclass(hints[each.name]) else {word}  # type: ignore[arg-type]
+        names |= flags(hints[each.name], word + ".") if is_dataclass(hints[each.name]) else {word}
     return names
 
 

@@ -50,7 +50,10 @@ def test_the_books_loss_contains_its_kl_term_and_ours_does_not() -> None:
 
 
 def test_a_run_directory_is_read_as_it_is(tmp_path: Path) -> None:
-    rows = [{"round": 0, "eval/correctness": 0.4}, {"round": 1, "reward/total": 0.5, "steps": [{"step": 1}]}]
+    rows: list[dict[str, Any]] = [
+        {"round": 0, "eval/correctness": 0.4},
+        {"round": 1, "reward/total": 0.5, "steps": [{"step": 1}]},
+    ]
     write_lines(tmp_path / "metrics.jsonl", rows)
     assert list(read_log(tmp_path).rows) == rows
 
