@@ -26,7 +26,7 @@ SLOW_SECONDS = 0.2
 """A math-verify item that takes longer gets a process of its own: another one takes its place in the lane."""
 MAX_SPARES = 4
 PATIENCE = 2.0
-"""math-verify's deadline is CPU time (scorer_worker.py); by the clock of a busy machine it may take so many times that."""
+"""The deadline of math-verify is CPU time (scorer_worker.py); on a busy machine the clock may show this much more."""
 FAULTY_ITEMS, FAULTY_ROWS = 8, 3
 """So many failures in a row, on so many different rows, are no longer the answers' fault but the grader's."""
 

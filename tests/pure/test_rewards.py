@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -345,3 +347,21 @@ def test_probes_carry_the_think_ids_where_the_tokenizer_has_them():
     assert scored.parts["format"][0] == 1
     without = dataclasses.replace(SCORING, think=None)
     assert not any("<think>" in probe.text for probe in probes(make_prompt(), without))
+
+
+def python_blocks() -> list[str]:
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(python_blocks())))
+def test_the_examples_of_the_page_on_rewards_run(number, tmp_path):
+    path = tmp_path / f"example_{number}.py"
+    path.write_text(python_blocks()[number])
+    results = load(f"{path}:reward").score(GROUP, deadline=5.0)
+    assert len(results) == 3
+    assert all(isinstance(parts, dict) and "correctness" in parts for parts in results)
+
+
+def test_the_page_on_rewards_has_an_example_of_every_style():
+    assert len(python_blocks()) == 5

@@ -75,7 +75,7 @@ def match(gold: Shape, answer: Shape, leaf: Leaf) -> Opinion:
 
 def _simplest(shape: Shape) -> Shape:
     """A set of one is its element; sets in a union are one set."""
-    if isinstance(shape, Collected) and len(shape.items) == 1:
+    if isinstance(shape, Collected) and len(set(shape.items)) == 1:
         return _simplest(shape.items[0])
     if not isinstance(shape, United):
         return shape

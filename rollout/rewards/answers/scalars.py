@@ -25,6 +25,7 @@ _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:([ap])\.?\s*m\.?)?", re
 _WORDED_TIME = re.compile(r"(\d{1,2})()()\s*([ap])\.?\s*m\.?", re.IGNORECASE)
 _CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*(?:\)|(?=[.:])|$)[.:]?\s*(.*)", re.DOTALL)
 _BASE = re.compile(r"([0-9A-Fa-f]+)\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_TRIGONOMETRY = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _SHORT_WORD_LIST = """
@@ -53,7 +54,7 @@ def compare(gold: str, answer: str) -> Opinion:
         return "wrong"
     if is_prose(gold_value) or is_prose(answer_value):
         return "right" if key(gold_value) == key(answer_value) and key(gold_value) else "wrong"
-    gold_value, answer_value = _ungrouped(gold_value), _ungrouped(answer_value)
+    gold_value, answer_value = _ungrouped(_without_degrees(gold_value)), _ungrouped(_without_degrees(answer_value))
     if not gold_value or not answer_value:
         return "wrong"
     opinion = _values(gold_value, answer_value)
@@ -68,10 +69,15 @@ def _ungrouped(text: str) -> str:
     return f"{match[1]}{re.sub('[, ]', '', match[2])}{match[3] or ''}" if match else text
 
 
+def _without_degrees(text: str) -> str:
+    """180^\\circ - x as 180 - x; inside a trigonometric function the sign has a value."""
+    return text if _TRIGONOMETRY.search(text) else text.replace("^{\\circ}", "")
+
+
 def _choices(gold: str, answer: str) -> Opinion | None:
     """A gold of one option letter: (C), C., C) and `C) and its text` are that option."""
     gold_choice, answer_choice = _CHOICE.fullmatch(gold.strip()), _CHOICE.fullmatch(answer.strip())
-    if gold_choice is None or gold_choice[2] or answer_choice is None:
+    if gold_choice is None or answer_choice is None or (gold_choice[2] and not gold.strip().startswith("(")):
         return None
     return "right" if gold_choice[1].lower() == answer_choice[1].lower() else "wrong"
 
@@ -85,11 +91,21 @@ def _clock(text: str) -> tuple[int, ...] | None:
 
 
 def _times(gold: str, answer: str) -> Opinion | None:
-    gold_time, answer_time = _clock(gold), _clock(answer)
-    if gold_time is None or answer_time is None:
+    """3:00 PM is 15:00, and also a bare 3:00; 3:00 AM is another time."""
+    times = _clock(gold), _clock(answer)
+    if times[0] is None or times[1] is None:
         return None
-    halves = {gold_time[3], answer_time[3]} - {0}
-    return "right" if gold_time[:3] == answer_time[:3] and len(halves) < 2 else "wrong"
+    spoken = [time[3] > 0 for time in times if time is not None]
+    clocks = [(_hour(time), *time[1:3]) for time in times if time is not None]
+    if spoken[0] != spoken[1]:  # a bare time before 13 o'clock may be meant in either half of the day
+        bare = clocks[spoken.index(False)]
+        if bare[0] <= 12:
+            clocks = [(hour % 12, minutes, seconds) for hour, minutes, seconds in clocks]
+    return "right" if clocks[0] == clocks[1] else "wrong"
+
+
+def _hour(time: tuple[int, ...]) -> int:
+    return time[0] if not time[3] else time[0] % 12 + (12 if time[3] == 2 else 0)
 
 
 def _ratios(gold: str, answer: str) -> Opinion | None:

@@ -19,6 +19,7 @@ _MATRIX = re.compile(
 _RELATION = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|\\ne(?![a-z])|\\approx(?![a-z])|\\equiv(?![a-z])|[<>=]")
 _THOUSANDS_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?:\D|$))(?<!\d{4},)")
 _SYMBOL = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)'*(?:_(?:\{[^{}]*\}|\w))?(?:\([a-zA-Z, ]*\))?")
+_ABSOLUTE = re.compile(r"\|\s*([a-zA-Z])\s*\|")
 _NOT_A_NAME = re.compile(r"[-+*/^]|\\(?:frac|sqrt|sum|int|binom)|^\d|\d\s*[a-zA-Z\\]|^\|[a-zA-Z]\|$")
 _NO_SOLUTION = frozenset(
     ("nosolution", "nosolutions", "no solution", "no solutions", "\\emptyset", "\\{\\}", "empty set")
@@ -207,7 +208,12 @@ def _listed(text: str, thousands: bool, depth: int) -> Shape | None:
     if len(ranges) == len(items):
         both = _intersection(ranges) if "and" in (joint.lower().strip(", ") for joint in joints) else None
         return both or United(tuple(items))
-    return Collected(tuple(items), False)
+    return Collected(tuple(each for item in items for each in _solutions(item)), False)
+
+
+def _solutions(shape: Shape) -> tuple[Shape, ...]:
+    """Several solutions may be written as one: plus-minus 1 in a list of others."""
+    return shape.items if isinstance(shape, Collected) and not shape.braced else (shape,)
 
 
 def _split_commas(text: str, thousands: bool) -> tuple[list[str], list[str]]:
@@ -320,6 +326,12 @@ def _inequality(left: str, relation: str, right: str) -> Shape:
     if _SYMBOL.fullmatch(right) and not _SYMBOL.fullmatch(left):
         turned = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne"}
         left, relation, right = right, turned.get(relation, relation), left
+    if (inside := _ABSOLUTE.fullmatch(left)) and relation != "\\ne":
+        closed, name = relation in ("\\le", "\\ge"), key(inside[1])
+        if relation in ("<", "\\le"):
+            return Interval(f"-({right})", right, closed, closed, name)
+        below = Interval("-\\infty", f"-({right})", high_closed=closed, variable=name)
+        return United((below, Interval(right, "\\infty", closed, variable=name)))
     if not _SYMBOL.fullmatch(left):
         return Related(left, relation, right)
     name = key(left)

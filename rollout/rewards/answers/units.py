@@ -32,7 +32,9 @@ _CANONICAL = {
 }
 _ONE_LETTER = {spelling for spelling in _CANONICAL if len(spelling) == 1}
 _POWER_WORDS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3", "squared": "2", "cubed": "3"}
-_TAIL = re.compile(r"(?P<gap>\s*)(?P<unit>(?:[A-Za-z]+\.?(?:\s*\^\s*\{?\s*-?\d\s*\}?)?(?:\s*[/*]\s*|\s+|$))+)$")
+_TAIL = re.compile(
+    r"(?P<gap>\s*)(?<![A-Za-z\\])(?P<unit>(?:[A-Za-z]+\.?(?:\s*\^\s*\{?\s*-?\d\s*\}?)?(?:\s*[/*]\s*|\s+|$))+)$"
+)
 _COMPOUND = {"mph^1": "h^-1*mi^1", "kmh^1": "h^-1*km^1"}
 _TERM = re.compile(r"([A-Za-z]+)\.?(?:\s*\^\s*\{?\s*(-?\d)\s*\}?)?|([/])")
 
@@ -81,7 +83,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
     if temperature := re.search(r"\^\{\\circ\}\s*([CFK])$", text):
         return text[: temperature.start()].rstrip(), temperature[1]
     match = _TAIL.search(text)
-    if match is None or match.start() == 0 or not re.search(r"[\d}).]$", text[: match.start()]):
+    if match is None or match.start() == 0 or not re.search(r"(?:[\d}).]|\\[a-zA-Z]+)$", text[: match.start()]):
         return text, None
     unit = _read(match["unit"])
     glued = not match["gap"]
