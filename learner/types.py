@@ -83,3 +83,33 @@ class UpdateReport:
     """Wall seconds of the whole update."""
     trained_responses: int
     """Responses that went through forward and backward (groups without signal may be left out)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """One file of a checkpoint."""
+
+    name: str
+    """Path inside the checkpoint."""
+    rank: int
+    """Rank that wrote it."""
+    size: int
+    """Bytes."""
+    sha256: str
+    """Hash of its content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What one rank says about its part of a checkpoint, which exists only when all ranks say yes."""
+
+    rank: int
+    """Who votes."""
+    files: tuple[SavedFile, ...] = ()
+    """What it wrote, already on the disk."""
+    steps: int = 0
+    """Optimizer steps done, skipped ones included."""
+    weights: str = ""
+    """Hash of all parameters (rank 0)."""
+    error: str = ""
+    """Why it votes no; empty for yes."""
