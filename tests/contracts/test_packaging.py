@@ -113,4 +113,7 @@ def test_what_the_cpu_install_leaves_out_is_not_pinned_either() -> None:
 
 
 def test_the_fallback_build_of_torch_is_the_pinned_version() -> None:
-    assert f"torch=={pins()['torch']}\n" in (ROOT / "requirements/cpu-overrides-any-torch.txt").read_text()
+    assert (
+        f"torch=={pins()[canonicalize_name('torch')]}\n"
+        in (ROOT / "requirements/cpu-overrides-any-torch.txt").read_text()
+    )
