@@ -49,21 +49,25 @@ class System:
     def launch(self, model: str) -> None:
         """Start all actors on a model directory at once, wait for all of them, and connect the transport."""
         self.model = model
-        names = [f"engine-{index}" for index in range(self.plan.engines)]
-        engines = {name: self._engine_actor(name) for name in names}
-        ranks = [self._rank_actor(rank) for rank in range(self.plan.ranks)]
         seconds = self.config.cluster.start_timeout
+        engines = {f"engine-{index}": self._engine_actor(f"engine-{index}") for index in range(self.plan.engines)}
+        ranks = [self._rank_actor(rank) for rank in range(self.plan.ranks)]
         host, port = fetch(ranks[0].free_port.remote(), seconds, "starting learner-0")
         calls = {f"learner-{i}": actor.load.remote(self._rank_settings(i), host, port) for i, actor in enumerate(ranks)}
-        calls |= {name: actor.ready.remote() for name, actor in engines.items()}
-        for name, about in self._fetch_all(calls, seconds, "starting the actors").items():
-            self._register(name, about)
+        self._await(calls | {name: actor.ready.remote() for name, actor in engines.items()})
         self.learners = LearnerGroup(ranks, self.config.cluster.heartbeat)
         self.pool = RolloutPool(engines, self._replace_engine, self.config.cluster.heartbeat)
         self.shapes = self.learners.shapes(seconds)
         self.transport = transports.make(self.plan.transport)
         self.transport.connect(ranks, engines, seconds)
         self.version = -1
+
+    def launch_engines(self, model: str) -> None:
+        """Start engines only, on the weights of a model directory (evaluation)."""
+        self.model = model
+        engines = {f"engine-{index}": self._engine_actor(f"engine-{index}") for index in range(self.plan.engines)}
+        self._await({name: actor.ready.remote() for name, actor in engines.items()})
+        self.pool = RolloutPool(engines, self._restart_engine, self.config.cluster.heartbeat)
 
     def sync(self, version: int) -> SyncReport:
         """Give every engine the learner's weights as `version`, and check the receipts."""
@@ -100,24 +104,29 @@ class System:
 
     def _replace_engine(self, name: str) -> Any:
         """A new engine in place of a lost one; it may not answer before it holds the current weights."""
-        pid = self.pids.get(name)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        actor = self._engine_actor(name)
-        seconds = self.config.cluster.start_timeout
-        self._register(name, self._fetch_all({name: actor.ready.remote()}, seconds, f"replacing {name}")[name])
+        actor = self._restart_engine(name)
         engines = {**self.pool.engines, name: actor}
-        self.transport.connect(self.learners.ranks, engines, seconds)
+        self.transport.connect(self.learners.ranks, engines, self.config.cluster.start_timeout)
         self._sync({name: actor}, self.version)
         return actor
 
-    def _fetch_all(self, calls: dict[str, Any], seconds: float, what: str) -> dict[str, Any]:
+    def _restart_engine(self, name: str) -> Any:
+        """A new engine on the weights of the model directory."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pids[name], signal.SIGKILL)  # it may be alive and hung
+        actor = self._engine_actor(name)
+        self._await({name: actor.ready.remote()})
+        return actor
+
+    def _await(self, calls: dict[str, Any]) -> None:
+        """Wait until actors are up; write down who and where they are."""
         try:
-            return fetch_all(calls, seconds, what)
+            started = fetch_all(calls, self.config.cluster.start_timeout, "starting the actors")
         except RemoteFailure as failure:
             logs = [f"  log of {name}: {self.folder.logs / name}.log" for name in calls if name in str(failure)]
             raise RemoteFailure("\n".join([str(failure), *logs])) from None
+        for name, about in started.items():
+            self._register(name, about)
 
     def _register(self, name: str, about: dict[str, Any]) -> None:
         if about["code"] != self.code:

@@ -72,7 +72,7 @@ def sync_weights(
     dtype: str,
     seconds: float,
 ) -> SyncReport:
-    """Move the learner's weights to all engines as `version`, and check every receipt. BrokenPromise on a difference."""
+    """Move the learner's weights to all engines as `version`; BrokenPromise when a receipt differs."""
     started = time.monotonic()
     probe = make_probe(shapes, version, dtype)
     opening = {name: engine.begin_load.remote() for name, engine in engines.items()}

@@ -13,7 +13,13 @@ import torch
 from learner.logprobs import PolicyModel
 from learner.objective import Objective
 
-CPU_ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+CPU_ENVIRONMENT = {
+    "DS_ACCELERATOR": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    # oneDNN would keep a kernel for every batch size it has met.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
+}
 GPU_ENVIRONMENT: dict[str, str] = {}
 
 

@@ -29,6 +29,9 @@ def dispatch(words: Sequence[str], train: Train) -> int:
         "presets": presets,
         "bench": bench,
         "doctor": doctor,
+        "eval": evaluate,
+        "check-reward": check_reward,
+        "report": report,
     }
     try:
         if "--version" in words:
@@ -77,6 +80,41 @@ def bench(words: list[str]) -> int:
     from cluster.run.bench import main
 
     return main(words)
+
+
+def evaluate(words: list[str]) -> int:
+    """`eval`: accuracy of a model or a run."""
+    from cluster.run.evaluating import main
+
+    return main(words)
+
+
+def check_reward(words: list[str]) -> int:
+    """`check-reward`: what a reward would pay for a gold, an empty, a wrong, a format-only and a huge answer."""
+    from cluster.run.checking import main
+
+    return main(words)
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write one self-contained HTML page about a run, or about several side by side."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run directories."""
+    out: Path | None = None
+    """File to write (default: report.html in the first run)."""
+
+
+def report(words: list[str]) -> int:
+    """`report`: one HTML file."""
+    from cluster.run.report import build_report
+
+    options = tyro.cli(ReportOptions, prog="launch.py report", args=words)
+    if not options.runs:
+        raise PlanError("report needs a run directory: launch.py report RUN [RUN ...]")
+    sys.stdout.write(f"{build_report(list(options.runs), options.out)}\n")
+    return DONE
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 from cluster.errors import PlanError
 from cluster.plan import Plan
 from cluster.run.config import Config
-from rollout.prompts import load_prompt_sets
-from rollout.rewards.answers import grade
+from rollout.prompts import PromptSet, load_prompt_sets, load_prompts
+from rollout.rewards.selftest import verify_gold
 from rollout.scoring import Scoring
 from rollout.stream import PromptStream
-from rollout.tokens import load_tokenizer, prepare_model
+from rollout.tokens import PreparedModel, load_tokenizer, prepare_model
 from rollout.types import Prompt
 
 
@@ -28,6 +29,8 @@ class Inputs:
     """Tokenizer of that directory."""
     prompts: PromptStream
     """Training prompts."""
+    in_order: tuple[Prompt, ...]
+    """The same in the order of their source, for the reward's self-test."""
     held_out: tuple[Prompt, ...]
     """Evaluation prompts."""
     scoring: Scoring
@@ -43,10 +46,7 @@ def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
 
     `prepared` is where a model directory goes whose tokenizer had to be changed.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    model = prepare_model(plan.model.path, prepared)
-    tokenizer = load_tokenizer(model.path)
+    model, tokenizer = _load_tokenizer(plan, prepared)
     sets = load_prompt_sets(
         config.prompts,
         config.data,
@@ -54,9 +54,45 @@ def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
         tokenizer,
         seed=config.seed,
         answer_required=not config.reward_function,
-        verify_gold=lambda gold: grade(gold, gold) == "right",
+        verify_gold=verify_gold,
     )
-    longest = max(sets.train.longest, sets.held_out.longest)
+    stream = PromptStream(sets.train.prompts, seed=config.seed, shuffle=config.data.shuffle, mix=config.data.mix)
+    return _inputs(config, plan, model, tokenizer, stream, (sets.train, sets.held_out))
+
+
+def load_held_out(config: Config, plan: Plan, prepared: Path) -> Inputs:
+    """As `load_inputs`, for an evaluation alone: the held-out rows of a source that has some, else all of it."""
+    model, tokenizer = _load_tokenizer(plan, prepared)
+    found = load_prompts(
+        config.prompts,
+        config.data,
+        tokenizer,
+        seed=config.seed,
+        split="eval",
+        answer_required=not config.reward_function,
+        verify_gold=verify_gold,
+    )
+    chosen = dataclasses.replace(found, prompts=found.prompts[: config.eval.size])
+    stream = PromptStream(found.prompts, seed=config.seed)
+    return _inputs(config, plan, model, tokenizer, stream, (chosen,))
+
+
+def _load_tokenizer(plan: Plan, prepared: Path) -> tuple[PreparedModel, Any]:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    model = prepare_model(plan.model.path, prepared)
+    return model, load_tokenizer(model.path)
+
+
+def _inputs(
+    config: Config,
+    plan: Plan,
+    model: PreparedModel,
+    tokenizer: Any,
+    stream: PromptStream,
+    sets: tuple[PromptSet, ...],
+) -> Inputs:
+    longest = max(part.longest for part in sets)
     if longest > plan.max_prompt_tokens:
         raise PlanError(
             f"--prompts {config.prompts}: the longest prompt has {longest} tokens; with responses of up to "
@@ -67,9 +103,10 @@ def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
     return Inputs(
         model=model.path,
         tokenizer=tokenizer,
-        prompts=PromptStream(sets.train.prompts, seed=config.seed, shuffle=config.data.shuffle, mix=config.data.mix),
-        held_out=sets.held_out.prompts,
+        prompts=stream,
+        in_order=sets[0].prompts,
+        held_out=sets[-1].prompts,
         scoring=Scoring((model.think_id, model.end_think_id), plan.max_new_tokens, config.reward_function),
         stop_token_ids=model.stop_ids,
-        notes=(*model.warnings, *sets.train.notes, *sets.held_out.notes),
+        notes=(*model.warnings, *(note for part in sets for note in part.notes)),
     )

@@ -120,9 +120,13 @@ def _start(
 
 
 def _load_inputs(config: Config, plan: Plan, folder: RunFolder) -> Inputs:
+    from cluster.reward_check import require_sound_reward
     from cluster.run.inputs import load_inputs
 
-    return load_inputs(config, plan, folder.path / "prepared")
+    inputs = load_inputs(config, plan, folder.path / "prepared")
+    # A reward that pays for nothing is found here, before any model is loaded.
+    require_sound_reward(config.reward, inputs.scoring, inputs.in_order)
+    return inputs
 
 
 def _code(folder: RunFolder) -> int:

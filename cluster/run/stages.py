@@ -15,7 +15,7 @@ from cluster.errors import BrokenPromise
 from cluster.plan import Plan
 from cluster.run.config import Config
 from cluster.run.console import Console, summary
-from cluster.run.doctor import diagnose, new_findings
+from cluster.run.doctor import Limits, diagnose, new_findings
 from cluster.run.findings import Finding
 from cluster.run.folder import RunFolder
 from cluster.run.journal import Journal
@@ -319,9 +319,9 @@ class Run:
         self.journal.compact(turn.number, advantages, dropped=dropped)
 
     def _diagnose(self, round_: int) -> None:
-        found = diagnose(self.rows)
-        fresh = new_findings(self.findings, found)
-        self.findings = found
+        limits = Limits(max_lag=0, max_length=self.plan.max_new_tokens, vocabulary=self.plan.model.vocab_size or None)
+        fresh = new_findings(self.findings, diagnose(self.rows, limits))
+        self.findings.extend(fresh)  # all that was said: what comes and goes is said once
         for finding in fresh:
             self.events.append("finding", round=round_, finding=dataclasses.asdict(finding))
             self.console.always(f"{finding.severity}: {finding.id} since round {finding.since_round}: {finding.cause}")

@@ -1,0 +1,129 @@
+"""`launch.py eval`: accuracy, pass@k, maj@k, format and length of a model or a run on held-out prompts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from cluster.errors import DONE, PlanError
+from cluster.plan import make_plan, read_model_facts
+from cluster.private import private_ray
+from cluster.resources import local_resources
+from cluster.run.cli import apply_settings
+from cluster.run.config import Config
+from cluster.run.folder import RunFolder
+from cluster.run.signals import handled
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Measure a model, or the trained model of a run."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """Model directory, hub id, `demo`, or a run directory."""
+    prompts: str = "arithmetic"
+    """Prompts to answer; their held-out rows where the source has some."""
+    size: int = 512
+    """Prompts used at most."""
+    samples: int = 1
+    """Responses per prompt (above 1: pass@k and maj@k)."""
+    greedy: bool = False
+    """Take the most likely token everywhere, one response per prompt."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    max_new_tokens: int | None = None
+    """Longest response (default: what the model directory recommends, else 1024)."""
+    reward: str = ""
+    """Your own reward, as for training."""
+    seed: int = 0
+    """Seed of the samples."""
+    json: str = ""
+    """Also write the numbers to this file."""
+
+
+def main(words: list[str]) -> int:
+    """Evaluate; prints a table."""
+    options = tyro.cli(EvalOptions, prog="launch.py eval", args=words)
+    if options.greedy and options.samples > 1:
+        raise PlanError("--greedy gives the same response every time: leave --samples at 1, or sample.")
+    config = apply_settings(
+        Config(quiet=True),
+        {
+            "model": _model_of(options.model),
+            "prompts": options.prompts,
+            "reward_function": options.reward,
+            "seed": options.seed,
+            "eval.size": options.size,
+            "eval.samples": options.samples,
+            "rollout.max_new_tokens": options.max_new_tokens,
+        },
+    )
+    table, numbers = _evaluate(config, 0.0 if options.greedy else options.temperature)
+    sys.stdout.write(table + "\n")
+    if options.json:
+        Path(options.json).write_text(json.dumps(numbers, indent=2) + "\n")
+    return DONE
+
+
+def _model_of(name: str) -> str:
+    """The trained model of a run directory, or the name as it is."""
+    if (Path(name) / "metrics.jsonl").is_file():
+        trained = Path(name) / "model"
+        if not (trained / "config.json").is_file():
+            raise PlanError(f"{name} has no trained model yet; write one with: launch.py export {name} DIR")
+        return str(trained)
+    return name
+
+
+def _evaluate(config: Config, temperature: float) -> tuple[str, dict[str, float]]:
+    resources = local_resources()
+    plan = make_plan(config, resources, read_model_facts(config.model))
+    pids: dict[str, int] = {}
+
+    def end_now() -> None:
+        for pid in pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollearn-eval-")))
+        stack.enter_context(handled(end_now))
+        folder = RunFolder.create(place / "eval")
+        code = folder.copy_code(Path(__file__).resolve().parents[2])
+        temp = private_ray("")
+        from cluster.run.inputs import load_held_out
+
+        inputs = load_held_out(config, plan, place / "prepared")
+        from cluster.scorer_pool import ScorerPool
+        from cluster.start import System, start_ray
+        from rollout.engine import Sampling
+        from rollout.evaluate import evaluate_groups
+        from rollout.rewards.answers import final_answer
+        from rollout.seeds import group_seed
+        from rollout.types import GroupRequest
+
+        system = System(config, plan, folder, code, temp, pids)
+        stack.callback(system.close)
+        start_ray(config, plan, folder, temp)
+        system.launch_engines(inputs.model)
+        scorer = ScorerPool(config.reward, inputs.scoring, folder.logs / "scorer.log")
+        stack.callback(scorer.close)
+        sampling = Sampling(temperature, 1.0, 0, plan.max_new_tokens, inputs.stop_token_ids)
+        requests = [
+            GroupRequest(p, -1, 0, 0, config.eval.samples, group_seed(config.seed, -1, 0, p.row_id))
+            for p in inputs.held_out
+        ]
+        for groups in system.pool.generate(requests, sampling):
+            for group in groups:
+                scorer.submit(group)
+        result = evaluate_groups(list(scorer.drain()), final_answer)
+    return result.table(), result.metrics()
