@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.pure.checkpoint_makers import PLAIN, manifest_of, writer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +35,7 @@ from cluster.run.manifest import (
 )
 from learner.checkpoint import CheckpointRefused, check, rng_state, scan, set_rng_state, sha256_of
 from learner.types import SavedFile, Vote
+from tests.pure.checkpoint_makers import PLAIN, manifest_of, writer
 
 POINTS = ("ckpt.shard", "ckpt.vote", "ckpt.manifest", "ckpt.rename", "ckpt.latest", "ckpt.evict")
 
