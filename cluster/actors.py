@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from cluster import faults
+
 if TYPE_CHECKING:
     from learner.engine import LearnerSettings
-    from learner.types import Batch
+    from learner.types import Batch, SavedFile, Vote
     from rollout.engine import EngineSettings, Sampling
     from rollout.types import GroupRequest, Probe, Receipt, WeightBucket
 
@@ -24,6 +26,7 @@ class Shell:
 
     def __init__(self, log: str) -> None:
         _log_to(log)
+        self._marks = Path(log).parent
 
     def about(self) -> dict[str, Any]:
         """Where and what this process is."""
@@ -60,7 +63,12 @@ class RolloutActor(Shell):
 
     def generate(self, requests: Sequence[GroupRequest], sampling: Sampling) -> Iterator[Any]:
         """RolloutEngine.generate, as a stream."""
-        yield from self._engine.generate(requests, sampling)
+        index, round_ = self._engine.settings.index, requests[0].round
+        faults.reach("gen.before", index, round_, self._marks)
+        for groups, tokens in self._engine.generate(requests, sampling):
+            if groups:
+                faults.reach("gen.mid", index, round_, self._marks)
+            yield groups, tokens
 
     def begin_load(self) -> None:
         """RolloutEngine.begin_load."""
@@ -72,6 +80,7 @@ class RolloutActor(Shell):
 
     def finish_load(self, version: int, probe: Probe) -> Receipt:
         """RolloutEngine.finish_load."""
+        faults.reach("sync.recv", self._engine.settings.index, version, self._marks)
         return self._engine.finish_load(version, probe)
 
     def open_channel(self, host: str, port: int, rank: int, size: int, timeout: float) -> None:
@@ -109,6 +118,7 @@ class LearnerActor(Shell):
         """Train on a batch: a stream of microbatch counts that ends with the UpdateReport."""
         from learner.update import Update
 
+        faults.arm_learner(self._engine, self._engine.settings.rank, batch.round, self._marks)
         yield from Update(self._engine, self._reference, batch).run()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -145,6 +155,27 @@ class LearnerActor(Shell):
         from learner.weights import digests
 
         return digests(self._engine, probe)
+
+    def save(self, directory: str, round_: int) -> Vote:
+        """learner.checkpoint.save."""
+        from learner.checkpoint import save
+
+        def reached(_: str) -> None:
+            faults.reach("ckpt.shard", self._engine.settings.rank, round_, self._marks)
+
+        return save(self._engine, self._reference, Path(directory), reached)
+
+    def restore(self, directory: str, files: Sequence[SavedFile]) -> str:
+        """learner.checkpoint.load."""
+        from learner.checkpoint import load
+
+        return load(self._engine, self._reference, Path(directory), files)
+
+    def fingerprint(self) -> str:
+        """learner.checkpoint.weights_sha256."""
+        from learner.checkpoint import weights_sha256
+
+        return weights_sha256(self._engine)
 
     def export(self, directory: str) -> None:
         """Write the model in Hugging Face format (rank 0); the other ranks take part in the gathering."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import ray
 
 from cluster.errors import BrokenPromise, RemoteFailure
 from cluster.waiting import ActorLost, fetch_all, stream
-from learner.types import Batch, UpdateReport
+from learner.types import Batch, SavedFile, UpdateReport, Vote
 
 
 class LearnerGroup:
@@ -51,6 +51,23 @@ class LearnerGroup:
             "learner-0"
         ]
         return shapes
+
+    def save(self, directory: Path, round_: int, seconds: float) -> dict[str, Vote]:
+        """Have every rank write its part of a checkpoint into a directory; their votes. RemoteFailure without one."""
+        calls = {f"learner-{rank}": actor.save.remote(str(directory), round_) for rank, actor in enumerate(self.ranks)}
+        return fetch_all(calls, seconds, f"saving round {round_}")
+
+    def restore(self, directory: Path, files: Sequence[SavedFile], seconds: float) -> str:
+        """Have every rank load a checkpoint; hash of the weights they then hold."""
+        calls = {
+            f"learner-{rank}": actor.restore.remote(str(directory), files) for rank, actor in enumerate(self.ranks)
+        }
+        return str(fetch_all(calls, seconds, f"loading {directory}")["learner-0"])
+
+    def fingerprint(self, seconds: float) -> str:
+        """Hash of the weights."""
+        calls = {f"learner-{rank}": actor.fingerprint.remote() for rank, actor in enumerate(self.ranks)}
+        return str(fetch_all(calls, seconds, "reading the weights")["learner-0"])
 
     def export(self, directory: Path, seconds: float) -> None:
         """Write the model in Hugging Face format."""
