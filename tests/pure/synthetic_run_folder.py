@@ -23,6 +23,9 @@ seed = {seed}
 lr = "{lr}"
 clip_high = 0.28
 
+[eval]
+size = 512
+
 [kl]
 kind = "{kl}"
 """

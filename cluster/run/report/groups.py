@@ -86,9 +86,10 @@ def choose_groups(index: RoundIndex, most: int = MAX_GROUPS) -> dict[int, list[s
         "worst": list(np.argsort(index.means, kind="stable")),
         "random": list(np.argsort(drawn, kind="stable")),
     }
-    each = -(-min(most, count) // len(_TAGS))
     chosen: dict[int, list[str]] = {}
-    for place in range(each):
+    for place in range(count):
+        if len(chosen) >= most:
+            break
         for tag in _TAGS:
             if place < len(order[tag]):
                 chosen.setdefault(int(order[tag][place]), []).append(tag)

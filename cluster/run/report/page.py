@@ -111,7 +111,7 @@ def _run_data(record: RunRecord, budget: int) -> dict[str, Any]:
 def _settings_table(records: Sequence[RunRecord]) -> list[list[Any]]:
     """Settings in which the runs differ: name, then the value in each run."""
     names = dict.fromkeys(name for record in records for name in record.settings)
-    table = [[name, *(_text(record.settings.get(name)) for record in records)] for name in names if name != "run"]
+    table = [[name, *(_text(record.settings.get(name, "–")) for record in records)] for name in names if name != "run"]
     return [row for row in table if len(set(row[1:])) > 1]
 
 
@@ -123,7 +123,8 @@ def _event(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None or value == "None" else str(value)
+    """A setting for people; what is not set is decided by the plan or the model directory."""
+    return "auto" if value is None or value == "None" else str(value)
 
 
 def _bokeh() -> list[str]:

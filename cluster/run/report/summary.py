@@ -42,11 +42,11 @@ def _rounds(run: RunRecord) -> dict[str, str]:
     done = max((int(row.get("round", 0)) for row in run.rows), default=0)
     planned = run.settings.get("rounds")
     of = f" of {planned}" if isinstance(planned, int) and planned != done else ""
-    restarts = max(_values(run.rows, "fleet/restarts"), default=0)
-    dropped = sum(
-        value for row in run.rows for key, value in row.items() if key.startswith("dropped/") and is_number(value)
-    )
-    notes = [f"{int(dropped)} responses dropped"] * bool(dropped) + [f"{int(restarts)} restarts"] * bool(restarts)
+    restarts = int(max(_values(run.rows, "fleet/restarts"), default=0))
+    dropped = int(sum(each for row in run.rows for key, each in row.items() if key.startswith("dropped/")))
+    notes = [f"{dropped} responses dropped"] if dropped else []
+    if restarts:
+        notes.append(f"{restarts} restart{'s' if restarts > 1 else ''}")
     return _tile("Rounds", f"{done}{of}", ", ".join(notes), "")
 
 

@@ -3,6 +3,7 @@
 (() => {
   const { make, label, number } = rollearn;
   const COLOURS = 8;
+  const DASHES = ["solid", "dashed", "dotted", "dotdash"];
   const range = { start: null, end: null, full: [0, 1] };
   const charts = [];
   let moving = false;
@@ -19,7 +20,8 @@
       if (!column) return;
       const colour = runs.length > 1 ? at : place;
       const name = runs.length > 1 ? (keys.length > 1 ? `${run.name} · ${key}` : run.name) : key;
-      lines.push({ key, name, column, colour: `--c${colour % COLOURS}`, dash: runs.length > 1 && place > 0, visible: true });
+      const dash = runs.length > 1 ? DASHES[place % DASHES.length] : "solid";
+      lines.push({ key, run: run.name, name, column, colour: `--c${colour % COLOURS}`, dash, hidden: new Set() });
     }));
     return lines;
   }
@@ -63,24 +65,27 @@
       axis.major_tick_line_color = css("--line");
       axis.minor_tick_line_color = null;
     }
-    figure.xaxis.ticker.min_interval = 1;
-    figure.yaxis.axis_label = chart.unit || null;
-    figure.yaxis.axis_label_text_color = ink;
-    figure.yaxis.axis_label_text_font_size = "11px";
-    figure.yaxis.axis_label_text_font_style = "normal";
-    if (chart.unit === "bytes") figure.yaxis.formatter = new Bokeh.NumeralTickFormatter({ format: "0.0 b" });
+    const [below, left] = [figure.xaxes[0], figure.yaxes[0]];
+    below.ticker.min_interval = 1;
+    left.axis_label = chart.unit || null;
+    left.axis_label_text_color = ink;
+    left.axis_label_text_font_size = "11px";
+    left.axis_label_text_font_style = "normal";
+    const largest = Math.max(...lines.flatMap((line) => line.column.y.map(Math.abs)));
+    if (!log && largest > 0 && largest < 1e-3) left.formatter = new Bokeh.BasicTickFormatter({ precision: 1 });
+    if (chart.unit === "bytes") left.formatter = new Bokeh.NumeralTickFormatter({ format: "0.0 b" });
     for (const grid of figure.center.filter((each) => each.type === "Grid")) grid.grid_line_color = css("--grid");
     return figure;
   }
 
-  function drawLines(figure, lines) {
+  function drawLines(figure, chart, lines) {
     for (const line of lines) {
       const colour = css(line.colour);
       const { x, y, low, high } = line.column;
       line.renderers = [];
-      if (low) line.renderers.push(figure.varea(x, low, high, { fill_color: colour, fill_alpha: 0.16 }));
+      if (low && chart.scale === "share") line.renderers.push(figure.varea(x, low, high, { fill_color: colour, fill_alpha: 0.16 }));
       const renderer = figure.line(x, y, {
-        line_color: colour, line_width: 1.8, line_join: "round", line_dash: line.dash ? "dashed" : "solid",
+        line_color: colour, line_width: 1.8, line_join: "round", line_dash: line.dash,
       });
       line.renderers.push(renderer);
       if (x.length <= 40) line.renderers.push(figure.scatter(x, y, { fill_color: colour, line_color: colour, size: x.length === 1 ? 8 : 4 }));
@@ -97,7 +102,7 @@
       const colour = css(line.colour);
       line.renderers = [figure.varea(rounds, below, above, { fill_color: colour, fill_alpha: 0.75 })];
       const edge = figure.line(rounds, above, { line_color: colour, line_width: 1 });
-      edge.data_source.data = new Map([...edge.data_source.data, ["own", rounds.map((round) => at.get(round) ?? 0)]]);
+      edge.data_source.data = { ...edge.data_source.data, own: rounds.map((round) => at.get(round) ?? 0) };
       line.renderers.push(edge);
       addHover(figure, edge, line, "own");
       below = above;
@@ -138,7 +143,7 @@
     const { chart, lines, findings, plot } = entry;
     const figure = figureFor(chart, lines);
     if (chart.stacked && entry.runs.length === 1) drawStack(figure, lines);
-    else drawLines(figure, lines);
+    else drawLines(figure, chart, lines);
     drawFindings(figure, findings);
     const coarse = matchMedia("(pointer: coarse)").matches;
     if (!coarse) {
@@ -148,7 +153,7 @@
     }
     entry.figure = figure;
     link(figure);
-    for (const line of lines) for (const renderer of line.renderers) renderer.visible = line.visible;
+    for (const line of lines) for (const renderer of line.renderers) renderer.visible = !line.hidden.size;
     entry.view = await Bokeh.Plotting.show(figure, plot);
     plot.dataset.drawn = "yes";
   }
@@ -165,19 +170,35 @@
     for (const entry of charts) entry.figure?.x_range.setv({ start: range.start, end: range.end });
   }
 
+  /** A button that hides and shows some lines; a line is drawn while nothing hides it. */
+  function toggle(name, lines, swatch) {
+    const button = make("button", { type: "button", "aria-pressed": "true", click: () => {
+      const hide = button.getAttribute("aria-pressed") === "true";
+      button.setAttribute("aria-pressed", String(!hide));
+      for (const line of lines) {
+        if (hide) line.hidden.add(button);
+        else line.hidden.delete(button);
+        for (const renderer of line.renderers ?? []) renderer.visible = !line.hidden.size;
+      }
+    } }, swatch, label("span", {}, name));
+    return button;
+  }
+
+  /** One button per metric; with several runs, one per run by colour and one per metric by dash. */
   function legendOf(entry) {
-    const legend = make("div", { class: "legend" });
-    for (const line of entry.lines) {
-      const swatch = make("span", { class: line.dash ? "swatch dash" : "swatch" });
-      swatch.style.background = swatch.style.color = `var(${line.colour})`;
-      const button = make("button", { type: "button", "aria-pressed": "true", click: () => {
-        line.visible = !line.visible;
-        button.setAttribute("aria-pressed", String(line.visible));
-        for (const renderer of line.renderers ?? []) renderer.visible = line.visible;
-      } }, swatch, label("span", {}, line.name));
-      legend.append(button);
-    }
-    return legend;
+    const several = entry.runs.length > 1;
+    const names = (field) => [...new Set(entry.lines.map((line) => line[field]))];
+    const button = (field, name) => {
+      const lines = entry.lines.filter((line) => line[field] === name);
+      const byDash = several && field === "key";
+      const swatch = make("span", { class: byDash ? `swatch ${lines[0].dash}` : "swatch" });
+      swatch.style.color = byDash ? "var(--soft)" : `var(${lines[0].colour})`;
+      return toggle(name, lines, swatch);
+    };
+    const keys = names("key");
+    return make("div", { class: "legend" },
+      ...(several ? names("run").map((name) => button("run", name)) : []),
+      ...(several && keys.length === 1 ? [] : keys.map((name) => button("key", name))));
   }
 
   function card(chart, runs) {
@@ -190,7 +211,7 @@
     } }, "⤢");
     const chips = make("div", { class: "chips" }, ...entry.findings.map((finding) => {
       const where = runs.length > 1 ? `${finding.run}: ` : "";
-      return label("a", { class: `badge ${finding.severity}`, href: `#${finding.anchor}` }, `${where}${finding.id} since round ${finding.since}`);
+      return label("a", { class: `badge ${finding.severity}`, href: `#${finding.anchor}`, title: `since round ${finding.since}` }, `${where}${finding.id} · ${finding.since}`);
     }));
     entry.element = make("article", { class: "card chart", id: `chart-${chart.id}` },
       make("header", {}, make("h3", {}, chart.title), grow),

@@ -72,7 +72,7 @@
         label("span", { class: `badge ${response.outcome === "right" ? "right" : "wrong"}` }, response.outcome),
         make("b", {}, number(response.total)),
         ...parts.map((part, at) => make("span", {}, label("span", {}, `${part} `), number(response.parts[at]))),
-        advantage, make("span", {}, `${response.length} tokens`), finish ?? make("span", {}, "finished"),
+        advantage, make("span", {}, `${response.length} tokens${response.finished ? ", finished" : ""}`), finish,
         response.attempt ? make("span", {}, `attempt ${response.attempt + 1}`) : null),
       ...block(response.text, state.query));
   }

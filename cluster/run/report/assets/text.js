@@ -3,6 +3,8 @@
 const rollearn = { parts: {} };
 
 (() => {
+  const CONTROLS = ("NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB "
+    + "ESC FS GS RS US").split(" ");
   const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\u2028\u2029\u115f\u1160\u3164\uffa0]/gu;
 
   /** Make an element: tag, properties, children (strings become text nodes). */
@@ -22,8 +24,7 @@ const rollearn = { parts: {} };
   function sign(character) {
     const code = character.codePointAt(0);
     const name = "U+" + code.toString(16).toUpperCase().padStart(4, "0");
-    const shown = code < 0x20 ? String.fromCodePoint(0x2400 + code) : code === 0x7f ? "\u2421" : name;
-    return make("span", { class: "ctrl", title: `control character ${name}` }, shown);
+    return make("span", { class: "ctrl", title: `control character ${name}` }, CONTROLS[code] ?? name);
   }
 
   /** Append text; hidden characters become signs. */
