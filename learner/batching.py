@@ -68,13 +68,15 @@ def plan_microbatches(rows: Rows, lengths: npt.NDArray[np.integer], rank: int, r
     """The microbatches of one rank: rows sorted by length, at most `budget` padded tokens each.
 
     `lengths` is (B,) prompt plus response of every row of the batch. Every rank gets the same number of microbatches
-    (empty ones at the end where it has fewer rows), because ZeRO 2 and 3 communicate in each backward pass.
+    (empty ones at the end where it has fewer rows), because ZeRO 2 and 3 communicate in each backward pass; and at
+    least one, so that a minibatch without signal still makes a step with a gradient of zero, as it would if all of it
+    had been computed.
     A row longer than the budget gets a microbatch of its own.
     """
     order = rows[np.argsort(-lengths[rows], kind="stable")]
     shares = [order[first::ranks] for first in range(ranks)]
     plans = [_fill(share, lengths, budget) for share in shares]
-    most = max(len(plan) for plan in plans)
+    most = max(1, *(len(plan) for plan in plans))
     return plans[rank] + [np.empty(0, dtype=np.int64)] * (most - len(plans[rank]))
 
 

@@ -81,6 +81,8 @@ class UpdateReport:
     """Wall seconds spent on recomputing old log-probs."""
     seconds_learn: float
     """Wall seconds of the whole update."""
+    mismatch: tuple[float, float]
+    """(mean, largest) |engine - learner| log-prob of the tokens scored before training."""
     trained_responses: int
     """Responses that went through forward and backward (groups without signal may be left out)."""
 

@@ -39,7 +39,7 @@ class Update:
     def run(self) -> Iterator[int | UpdateReport]:
         """Yields the number of microbatches done so far (a sign of life), and the report at the end."""
         started = time.monotonic()
-        self.check_mismatch()
+        mismatch = self.check_mismatch()
         seconds_old = 0.0
         if self.engine.settings.old_logprobs == "sampler":
             self._old = self.batch.sampler_logprobs
@@ -51,10 +51,13 @@ class Update:
         for position, minibatch in enumerate(self.minibatches):
             reports.append(self.step(minibatch, first=position == 0))
             yield position + 1
-        yield UpdateReport(tuple(reports), seconds_old, time.monotonic() - started, self._trained)
+        yield UpdateReport(tuple(reports), seconds_old, time.monotonic() - started, mismatch, self._trained)
 
-    def check_mismatch(self) -> None:
-        """Score a few responses and compare with the engine's log-probs, before anything is trained on them."""
+    def check_mismatch(self) -> tuple[float, float]:
+        """Score a few responses and compare with the engine's log-probs, before anything is trained on them.
+
+        Returns (mean, largest) difference of this rank's tokens; raises MismatchError above the limit.
+        """
         settings = self.engine.settings
         count = min(settings.sentinel_rows * settings.ranks, self.batch.size)
         rows = np.linspace(0, self.batch.size - 1, count).astype(np.int64)[settings.rank :: settings.ranks]
@@ -74,6 +77,7 @@ class Update:
                 f"tied output layer), sampling at another temperature or with top-p/top-k, a prefix cache of older "
                 f"weights, token ids that were decoded and encoded again, an engine in another precision."
             )
+        return float(gap.mean()), float(gap.max())
 
     def recompute_old(self) -> Iterator[int]:
         """Log-probs under the policy as it is now, for every minibatch but the first (there they are the new ones)."""

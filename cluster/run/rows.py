@@ -45,6 +45,9 @@ def update_metrics(report: UpdateReport) -> dict[str, Any]:
     done = [step for step in report.steps if not step.skipped]
     names = sorted({name for step in done for name in step.metrics})
     metrics: dict[str, Any] = {name: _over_steps(name, done) for name in names}
+    mean, largest = report.mismatch
+    metrics["mismatch/mean"] = metrics.get("mismatch/mean", mean)
+    metrics["mismatch/max"] = max(metrics.get("mismatch/max", largest), largest)
     metrics["policy/skipped_steps"] = len(report.steps) - len(done)
     metrics["steps"] = [
         {"step": step.step, "minibatch": step.minibatch, "skipped": step.skipped, **step.metrics}
