@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from cluster.errors import BrokenPromise
 from cluster.weight_sync import compare, make_probe
+from rollout.engine import Sampling
 from rollout.types import GroupRequest, Probe, Prompt, Receipt, WeightBucket
 
 DEMO = Path(__file__).resolve().parents[2] / "rollout" / "tasks" / "demo"
@@ -109,7 +112,6 @@ def test_responses_come_from_the_new_weights_and_not_from_the_prefix_cache(
     from transformers import AutoModelForCausalLM
 
     from learner.logprobs import PolicyModel
-    from rollout.engine import Sampling
 
     sampling = Sampling(1.0, 1.0, 0, 8, (1,))
     list(engine.generate([long_request(4)], sampling))
@@ -125,16 +127,14 @@ def test_responses_come_from_the_new_weights_and_not_from_the_prefix_cache(
 
 
 def test_one_response_alone_is_the_same_response(engine: Any, weights: dict[str, torch.Tensor]) -> None:
-    import dataclasses
-
-    from rollout.engine import Sampling
-
+    sync(engine, weights)
     sampling = Sampling(1.0, 1.0, 0, 24, (1,))
-    request = long_request(6)
+    ids = np.asarray(engine._tokenizer.encode("47+85="), dtype=np.int32)
+    request = GroupRequest(Prompt("sum", "47+85=", ids, "132"), 1, 0, 0, 6, 11)
     [group] = [g for groups, _ in engine.generate([request], sampling) for g in groups]
     alone = dataclasses.replace(request, group_size=1, seed=request.seed + 4)
     [single] = [g for groups, _ in engine.generate([alone], sampling) for g in groups]
     start, end = group.offsets[4:6]
     assert np.array_equal(single.token_ids, group.token_ids[start:end])
     assert np.array_equal(single.sampler_logprobs, group.sampler_logprobs[start:end])
-    assert len({tuple(group.token_ids[a:b]) for a, b in zip(group.offsets[:-1], group.offsets[1:], strict=True)}) > 1
+    assert len({tuple(group.token_ids[a:b]) for a, b in pairwise(group.offsets)}) > 1, "all responses are the same"
