@@ -1,0 +1,1 @@
+"""One run: its configuration, command line, directory, journal, metrics, console, diagnosis and report."""
