@@ -166,7 +166,8 @@ heartbeat() { # a line every 30 s. Waits on a pipe nobody writes to, because a `
 install_packages() {
     touch "$BUSY"
     heartbeat 9<&- & # without our lock
-    trap "kill $! 2>/dev/null" EXIT
+    HEARTBEAT=$!
+    trap 'kill $HEARTBEAT 2>/dev/null' EXIT
     mapfile -t SOURCES < <(uv_sources)
     if get_uv; then
         install_with_uv && return
@@ -236,6 +237,7 @@ fi
 make_venv
 : >"$LOG" || die "cannot write $LOG"
 install_packages
+kill "$HEARTBEAT"
 check_imports || die "what was installed cannot be used, see above; the whole story is in $LOG"
 rm -f "$BUSY"
 echo "$KEY $EXTRA $WHAT" >"$STAMP"
