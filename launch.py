@@ -9,6 +9,7 @@ Heavy libraries are imported where they are used: --help and plan answer in abou
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.run.environment import ensure_environment
@@ -27,11 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     return dispatch(words, train)
 
 
-def train(config: Config) -> int:
-    """Train as configured, in a new run directory."""
+def train(config: Config, resume: Path | None) -> int:
+    """Train as configured, in a new run directory or on from the last commit of an old one."""
     from cluster.run.opening import open_run
 
-    with open_run(config) as run:
+    with open_run(config, resume) as run:
         loop(run)
         run.finish()
     return 0

@@ -18,13 +18,15 @@ from cluster.run.config import Config
 from learner.variants import PRESETS
 from rollout.types import UserError
 
-Train = Callable[[Config], int]
+Train = Callable[[Config, Path | None], int]
+"""Configuration and, to go on with a run, its directory."""
 
 
 def dispatch(words: Sequence[str], train: Train) -> int:
     """Run a command line; returns the exit code. A user's mistake gives a message, never a traceback."""
     commands: dict[str, Callable[[list[str]], int]] = {
-        "train": lambda rest: _train(rest, train),
+        "train": lambda rest: train(cli.parse(rest), None),
+        "resume": lambda rest: _resume(rest, train),
         "plan": plan,
         "presets": presets,
         "bench": bench,
@@ -52,8 +54,10 @@ def dispatch(words: Sequence[str], train: Train) -> int:
         return _say("interrupted", INTERRUPTED)
 
 
-def _train(words: list[str], train: Train) -> int:
-    return train(cli.parse(words))
+def _resume(words: list[str], train: Train) -> int:
+    from cluster.run.resume import requested
+
+    return train(*requested(words))
 
 
 def plan(words: list[str]) -> int:

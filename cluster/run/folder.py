@@ -36,12 +36,25 @@ class RunFolder:
         folder = cls(path)
         path.mkdir(parents=True, exist_ok=True)
         folder.lock()
-        if (path / "metrics.jsonl").exists():
+        if (path / "metrics.jsonl").exists() or (path / "checkpoints" / "LATEST").exists():
             folder.release()
             raise PlanError(f"--run {path} already holds a run.\n  Give another directory, or: launch.py resume {path}")
-        for part in (folder.code, folder.logs):
-            part.mkdir(exist_ok=True)
+        folder._make_parts()
         return folder
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """Lock a directory that holds a run. PlanError when it holds none, or is in use."""
+        if not (path / "config.toml").is_file():
+            raise PlanError(f"{path} holds no run: there is no config.toml in it.")
+        folder = cls(path.absolute())
+        folder.lock()
+        folder._make_parts()
+        return folder
+
+    def _make_parts(self) -> None:
+        for part in (self.code, self.logs):
+            part.mkdir(exist_ok=True)
 
     def lock(self) -> None:
         """Take the directory for this process; a lock left by a process that is gone is taken over."""
@@ -68,9 +81,16 @@ class RunFolder:
         """Give the directory free."""
         (self.path / "lock.json").unlink(missing_ok=True)
 
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the run whole or not at all: it may be there already and be needed again."""
+        fresh = self.path / f".{name}.part"
+        fresh.write_text(text)
+        os.replace(fresh, self.path / name)
+
     def copy_code(self, source: Path) -> str:
-        """Copy the packages that run into `code/`; returns their digest."""
+        """Copy the packages that run into `code/`, in place of an earlier copy; returns their digest."""
         for package in PACKAGES:
+            shutil.rmtree(self.code / package, ignore_errors=True)
             shutil.copytree(
                 source / package,
                 self.code / package,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ class Inputs:
     """What the scorer must know about the tokenizer and the reward."""
     stop_token_ids: tuple[int, ...]
     """End tokens."""
+    data: str
+    """Hash of all rows, those of the evaluation included."""
     notes: tuple[str, ...]
     """What the user should know about model and data."""
 
@@ -108,5 +111,6 @@ def _inputs(
         held_out=sets[-1].prompts,
         scoring=Scoring((model.think_id, model.end_think_id), plan.max_new_tokens, config.reward_function),
         stop_token_ids=model.stop_ids,
+        data=hashlib.sha256(" ".join(part.digest for part in sets).encode()).hexdigest(),
         notes=(*model.warnings, *(note for part in sets for note in part.notes)),
     )

@@ -71,6 +71,11 @@ class Manifest:
         content = {"format": FORMAT} | asdict(self)
         return json.dumps(content | {"sha256": _self_hash(content)}, indent=1, ensure_ascii=True).encode() + b"\n"
 
+    @staticmethod
+    def settings_from(settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings as they are after their way through JSON, to be compared with saved ones."""
+        return dict(json.loads(json.dumps(settings)))
+
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
         """The inverse of `as_bytes`; Damaged when it is not whole, was changed, or names files outside."""

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.errors import INTERRUPTED, NOT_RESUMABLE, RESUMABLE, RollearnError, Stopped
+from cluster.errors import INTERRUPTED, NOT_RESUMABLE, RESUMABLE, PlanError, RollearnError, Stopped
 from cluster.plan import Plan, make_plan, plan_text, read_model_facts
 from cluster.private import private_ray
 from cluster.resources import local_resources
+from cluster.run.checkpoints import Checkpoint, CheckpointStore
 from cluster.run.cli import as_toml
+from cluster.run.commits import Commits, base_manifest
 from cluster.run.config import Config
 from cluster.run.console import Console
 from cluster.run.folder import RunFolder, default_run
+from cluster.run.resume import check_inputs, choose, restore
 from cluster.run.signals import Terminated, handled
 
 if TYPE_CHECKING:
@@ -29,22 +34,38 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).resolve().parents[2]
 
 
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """What is settled before any process starts."""
+
+    config: Config
+    plan: Plan
+    folder: RunFolder
+    console: Console
+    store: CheckpointStore
+    checkpoint: Checkpoint | None
+    """Where to go on from; None for a run that has not begun."""
+
+
 @contextmanager
-def open_run(config: Config) -> Iterator[Run]:
-    """A new run: everything is checked, then started, and closed again however the body ends.
+def open_run(config: Config, resume: Path | None = None) -> Iterator[Run]:
+    """A new run, or one to go on with: everything is checked, then started, and closed again however the body ends.
 
     Raises UserError for what cannot work (nothing was started), Stopped with the exit code for everything later.
     """
     resources = local_resources()
     plan = make_plan(config, resources, read_model_facts(config.model))
-    folder = RunFolder.create(Path(config.run) if config.run else default_run(config.preset))
+    new = Path(config.run) if config.run else default_run(config.preset)
+    folder = RunFolder.create(new) if resume is None else RunFolder.reopen(resume)
     console = Console(quiet=config.quiet, log_json=config.log_json, rounds=config.rounds)
     try:
-        (folder.path / "config.toml").write_text(as_toml(config))
-        (folder.path / "plan.txt").write_text(plan_text(config, plan, resources) + "\n")
+        store = CheckpointStore(folder.path, config.checkpoint.keep)
+        checkpoint = None if resume is None else choose(store, config, plan, console.always)
+        folder.write("config.toml", as_toml(config))
+        folder.write("plan.txt", plan_text(config, plan, resources) + "\n")
         console.line(plan_text(config, plan, resources))
         console.line(f"run        {folder.path}")
-        with _running(config, plan, folder, console) as run:
+        with _running(_Opening(config, plan, folder, console, store, checkpoint)) as run:
             yield run
     finally:
         console.close()
@@ -52,8 +73,9 @@ def open_run(config: Config) -> Iterator[Run]:
 
 
 @contextmanager
-def _running(config: Config, plan: Plan, folder: RunFolder, console: Console) -> Iterator[Run]:
+def _running(opening: _Opening) -> Iterator[Run]:
     """Processes up, body, processes down; turns the end of the body into an exit code."""
+    folder = opening.folder
     pids: dict[str, int] = {}
 
     def end_now() -> None:
@@ -64,19 +86,20 @@ def _running(config: Config, plan: Plan, folder: RunFolder, console: Console) ->
     with contextlib.ExitStack() as stack:
         stack.enter_context(handled(end_now))
         try:
-            run = _start(config, plan, folder, console, pids, stack)
+            run = _start(opening, pids, stack)
             yield run
         except KeyboardInterrupt:
             raise Stopped(INTERRUPTED, f"interrupted; {_what_is_left(folder)}") from None
         except Terminated:
             raise Stopped(_code(folder), f"terminated; {_what_is_left(folder)}") from None
+        except PlanError:
+            raise
         except RollearnError as error:
             raise Stopped(_code(folder), f"{error}\n  {_what_is_left(folder)}") from None
 
 
-def _start(
-    config: Config, plan: Plan, folder: RunFolder, console: Console, pids: dict[str, int], stack: contextlib.ExitStack
-) -> Run:
+def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack) -> Run:
+    config, plan, folder, console = opening.config, opening.plan, opening.folder, opening.console
     began = time.monotonic()
     console.phase("starting Ray, engines and ranks")
     code = folder.copy_code(SOURCE)
@@ -90,6 +113,9 @@ def _start(
     stack.callback(system.close)
     start_ray(config, plan, folder, temp)
     inputs = loading.result()
+    base = base_manifest(config, plan, inputs, code)
+    if opening.checkpoint is not None:
+        check_inputs(opening.checkpoint.manifest, inputs, base.model)
     system.launch(inputs.model)
     from cluster.run.journal import Journal
     from cluster.run.metrics import EventLog, MetricsLog
@@ -102,7 +128,18 @@ def _start(
     for note in inputs.notes:
         console.line(f"note       {note}")
     console.line(f"started    {plan.engines} engine(s) and {plan.ranks} rank(s) in {time.monotonic() - began:.1f} s")
-    return Run(
+    commits = Commits(
+        store=opening.store,
+        base=base,
+        learners=system.learners,
+        every=config.checkpoint.every,
+        rounds=config.rounds,
+        parameters=sum(math.prod(shape) for shape in system.shapes.values()),
+        say=console.always,
+    )
+    if opening.checkpoint is None:
+        commits.start(inputs.prompts.state())
+    run = Run(
         config=config,
         plan=plan,
         folder=folder,
@@ -114,9 +151,13 @@ def _start(
         journal=journal,
         metrics=MetricsLog(folder.path),
         events=EventLog(folder.path),
+        commits=commits,
         tokenizer=inputs.tokenizer,
         stop_token_ids=inputs.stop_token_ids,
     )
+    if opening.checkpoint is not None:
+        restore(run, opening.checkpoint)
+    return run
 
 
 def _load_inputs(config: Config, plan: Plan, folder: RunFolder) -> Inputs:

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from cluster import faults
 from cluster.errors import BrokenPromise
 from cluster.plan import Plan
+from cluster.run.commits import Commits
 from cluster.run.config import Config
 from cluster.run.console import Console, summary
 from cluster.run.doctor import Limits, diagnose, new_findings
@@ -86,10 +88,13 @@ class Run:
     journal: Journal
     metrics: MetricsLog
     events: EventLog
+    commits: Commits
     tokenizer: Any
     stop_token_ids: tuple[int, ...]
     rows: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    salvaged: dict[tuple[str, int], ScoredGroup] = field(default_factory=dict)
+    """Groups of an interrupted round, from its journal: they are not generated again."""
     fixed_length: bool = False
 
     def rounds(self) -> Iterator[Round]:
@@ -105,6 +110,7 @@ class Run:
     def sync(self, version: int) -> dict[str, Any]:
         """Give the engines the learner's weights; metrics of the sync."""
         self.console.phase("sync", round_=version)
+        faults.reach("sync.send", 0, version)
         report = self.system.sync(version)
         return {"sync/seconds": report.seconds, "sync/receipt_ok": 1.0}
 
@@ -154,6 +160,7 @@ class Run:
 
     def build_batch(self, turn: Round, groups: Sequence[ScoredGroup]) -> Batch:
         """Advantages on whole groups, before any split; the batch of the round."""
+        faults.reach("pack", 0, turn.number)
         turn.advantages = self._advantages(groups)
         return build_batch(
             groups,
@@ -174,7 +181,7 @@ class Run:
         return report
 
     def record(self, turn: Round, groups: Sequence[ScoredGroup]) -> None:
-        """Commit the round: metrics row, compacted journal, diagnosis."""
+        """Commit the round (see commits.py for the order), then look at its numbers."""
         assert turn.advantages is not None
         turn.row = (
             {"round": turn.number, "weights_version": turn.number - 1}
@@ -188,10 +195,13 @@ class Run:
                 "time/round": time.monotonic() - turn.started,
             }
         )
-        self._write(turn.row)
         self._compact(turn, groups)
-        self._diagnose(turn.number)
+        self._write(turn.row)
         self._check_skipped()
+        score = turn.row.get("eval/correctness")
+        if self.commits.after(turn.number, self.metrics.offset, self.prompts.state(), score):
+            self.journal.retire(turn.number)
+        self._diagnose(turn.number)
 
     def evaluate(self, turn: Round) -> None:
         """Held-out accuracy with the weights the engines hold now; into the row of the round."""
@@ -228,12 +238,33 @@ class Run:
     def _scored(self, turn: Round, requests: list[GroupRequest], name: str) -> Iterator[ScoredGroup]:
         self.console.phase(name, total=len(requests))
         began = time.monotonic()
-        for scored in self._stream(requests, self.sampling(), "groups", turn):
+        kept = [scored for request in requests if (scored := self._salvage(request)) is not None]
+        yield from kept
+        known = {scored.group.request.key for scored in kept}
+        missing = [request for request in requests if request.key not in known]
+        for scored in self._stream(missing, self.sampling(), "groups", turn):
             self.journal.append(scored)
+            faults.reach("score", 0, turn.number)
             yield scored
         self.journal.sync(turn.number)
         turn.row["time/generate"] = turn.row.get("time/generate", 0.0) + self._generated_at - began
         turn.row["time/score"] = turn.row.get("time/score", 0.0) + time.monotonic() - self._generated_at
+
+    def _salvage(self, request: GroupRequest) -> ScoredGroup | None:
+        """The group a resumed round already has for a request; it must be an answer to exactly this one."""
+        scored = self.salvaged.pop(request.key, None)
+        if scored is None:
+            return None
+        asked = scored.group.request
+        same = (asked.round, asked.seed, asked.group_size, asked.minibatch) == (
+            request.round, request.seed, request.group_size, request.minibatch,
+        )  # fmt: skip
+        if not same or not np.array_equal(asked.prompt.token_ids, request.prompt.token_ids):
+            raise BrokenPromise(
+                f"round {request.round}: the journal answers another request for row {request.prompt.row_id} than this "
+                f"run makes.\n  Remove {self.journal.folder}/round-{request.round:05d}.journal and resume again."
+            )
+        return scored
 
     def _stream(
         self, requests: list[GroupRequest], sampling: Sampling, unit: str, turn: Round | None = None
@@ -316,7 +347,7 @@ class Run:
         parts = np.split(turn.advantages, np.cumsum([len(scored.total) for scored in groups])[:-1])
         advantages = {scored.group.request.key: part for scored, part in zip(groups, parts, strict=True)}
         dropped = {key: reason for key, (reason, _) in turn.dropped.items()}
-        self.journal.compact(turn.number, advantages, dropped=dropped)
+        self.journal.compact(turn.number, advantages, dropped=dropped, keep_journal=True)
 
     def _diagnose(self, round_: int) -> None:
         limits = Limits(max_lag=0, max_length=self.plan.max_new_tokens, vocabulary=self.plan.model.vocab_size or None)

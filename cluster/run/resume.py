@@ -1,0 +1,149 @@
+"""`launch.py resume RUN`: what may differ, which checkpoint it is, and back to exactly where the run was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.errors import BrokenPromise, PlanError
+from cluster.plan import Plan
+from cluster.run import cli
+from cluster.run.checkpoints import Checkpoint, CheckpointStore
+from cluster.run.commits import CHANGES_NO_RESULT, library_versions, patience, result_settings
+from cluster.run.config import Config
+from cluster.run.findings import Finding
+from cluster.run.manifest import Manifest, setting_differences
+from cluster.run.metrics import METRICS, read_events, read_metrics
+from cluster.run.saved_config import CONFIG
+
+if TYPE_CHECKING:
+    from cluster.run.inputs import Inputs
+    from cluster.run.stages import Run
+
+
+def requested(words: Sequence[str]) -> tuple[Config, Path]:
+    """(configuration, run directory) of `resume RUN [settings]`. PlanError for a setting that may not differ."""
+    if not words or words[0].startswith("-"):
+        raise PlanError("resume needs a run directory: launch.py resume RUN [--rounds N]")
+    folder, flags = Path(words[0]), list(words[1:])
+    file = folder / CONFIG
+    if not file.is_file():
+        raise PlanError(f"{folder} holds no run: there is no {CONFIG} in it.")
+    if any(flag.split("=")[0] in ("--run", "--config") for flag in flags):
+        raise PlanError(
+            "resume goes on in the directory of the run, with its own configuration: no --run, no --config."
+        )
+    saved = cli.parse(["--config", str(file)])
+    asked = cli.parse(["--config", str(file), *flags], "launch.py resume RUN")
+    before = dict(cli.fields(saved))
+    changed = [
+        f"{cli.flag_name(name)} {before[name]} -> {value}"
+        for name, value in cli.fields(asked)
+        if value != before[name] and name not in CHANGES_NO_RESULT
+    ]
+    if changed:
+        raise PlanError(
+            f"resume {folder}: these settings change results, so the run would not be the same run:\n    "
+            + "\n    ".join(changed)
+            + f"\n  Leave them out; or take the trained model into a new run: launch.py export {folder} DIR, then "
+            f"launch.py --model DIR {' '.join(flags)}"
+        )
+    return asked, folder
+
+
+def choose(store: CheckpointStore, config: Config, plan: Plan, say: Callable[[str], None]) -> Checkpoint | None:
+    """The checkpoint to go on from; None when the run was stopped before its first. PlanError when it does not fit."""
+    checkpoint = store.find_latest(say)
+    if checkpoint is None:
+        run = store.path.parent
+        if (run / METRICS).exists() and read_metrics(run):
+            raise PlanError(f"{run} has rounds but no checkpoints: they were removed, so it cannot be resumed.")
+        say("the run was stopped before its start was committed: it starts at its beginning")
+        return None
+    manifest = checkpoint.manifest
+    if manifest.world_size != plan.ranks:
+        raise PlanError(
+            f"{checkpoint.path} was written by {manifest.world_size} learner rank(s), this machine would use "
+            f"{plan.ranks}.\n  Add --learner.ranks {manifest.world_size}; or go on with the trained model in a new "
+            f"run: launch.py export {store.path.parent} DIR, then launch.py --model DIR"
+        )
+    # Through JSON and back, as the saved ones went.
+    differences = setting_differences(manifest.settings, Manifest.settings_from(result_settings(config, plan)))
+    if differences:
+        raise PlanError(
+            f"{checkpoint.path} was made with other settings than {CONFIG} and this machine give now:\n"
+            + "\n".join(f"    {name}: {saved!r}, now {now!r}" for name, saved, now in differences)
+        )
+    if config.rounds < manifest.round:
+        raise PlanError(f"--rounds {config.rounds}: the run has already committed {manifest.round} rounds.")
+    return checkpoint
+
+
+def check_inputs(manifest: Manifest, inputs: Inputs, model: str) -> None:
+    """PlanError when the rows or the model's tokenizer are not those the run was started with."""
+    if manifest.data != inputs.data:
+        raise PlanError(
+            "The prompts are not those the run was started with (rows were added, removed or changed): it would skip "
+            "or repeat rows unnoticed.\n  Give the same ones with --prompts, or start a new run with the exported model."
+        )
+    if manifest.model != model:
+        raise PlanError(
+            f"--model {inputs.model}: configuration or tokenizer are not those the run was started with.\n"
+            f"  Give the same model, or start a new run with the exported one."
+        )
+
+
+def restore(run: Run, checkpoint: Checkpoint) -> None:
+    """Put everything back to the committed round: weights, optimizer, randomness, prompts, metrics, journal."""
+    manifest = checkpoint.manifest
+    seconds = patience(manifest.size)
+    if manifest.initial:
+        weights = run.system.learners.fingerprint(seconds)
+    else:
+        weights = run.system.learners.restore(checkpoint.path, manifest.files, seconds)
+    if weights != manifest.weights:
+        raise BrokenPromise(
+            f"the ranks hold other weights than {checkpoint.path} was made of (sha256 {weights[:12]}, expected "
+            f"{manifest.weights[:12]}). "
+            + ("The weights of the model directory have changed." if manifest.initial else "This is a fault of ours.")
+        )
+    run.prompts.restore(manifest.prompts)
+    moved = [run.commits.store.adopt(checkpoint), run.metrics.truncate_to(manifest.metrics_offset)]
+    run.journal.retire(manifest.round)
+    moved.append(run.journal.set_aside(manifest.round))
+    for scored in run.journal.load(manifest.round + 1):
+        if scored.group.weights_version != manifest.round:
+            raise BrokenPromise(
+                f"the journal of round {manifest.round + 1} holds groups of weights version "
+                f"{scored.group.weights_version}, not {manifest.round}.\n  Remove it from {run.journal.folder} and "
+                f"resume again."
+            )
+        run.salvaged[scored.group.request.key] = scored
+    run.rows = read_metrics(run.folder.path)
+    if run.weights_version != manifest.round:
+        raise BrokenPromise(
+            f"{METRICS} ends with round {run.metrics.last_round} at the offset of round {manifest.round}"
+        )
+    said = [event for event in read_events(run.folder.path) if event.get("kind") == "finding"]
+    run.findings = [Finding(**event["finding"]) for event in said if (event["round"] or 0) <= manifest.round]
+    _tell(run, manifest, [path for path in moved if path is not None])
+
+
+def _tell(run: Run, manifest: Manifest, moved: list[Path]) -> None:
+    """What a person and the event log should know about this resume."""
+    kept = len(run.salvaged)
+    run.console.line(
+        f"resumed    after round {manifest.round}, {manifest.steps} optimizer steps"
+        + (f"; {kept} groups of round {manifest.round + 1} are already there" if kept else "")
+    )
+    for path in moved:
+        run.console.line(f"note       what came after it is done again; the first attempt was moved to {path}")
+    other = [f"{name} {was} -> {now}" for name, was, now in setting_differences(manifest.versions, library_versions())]
+    if manifest.code != run.commits.base.code:
+        other.append("the code of rollearn")
+    if other:
+        run.console.always(f"warning: not the same as when the run was started: {', '.join(other)}; results may differ")
+    run.events.append(
+        "resume", round=manifest.round, salvaged_groups=kept, moved=[str(path) for path in moved], differs=other
+    )
