@@ -9,14 +9,14 @@ appended: `load` gives the groups back, and only the missing ones are generated 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from cluster.errors import BrokenPromise
 from cluster.run.group_codec import decode_group, encode_group
 from cluster.run.records import RecordFile, sync_folder
-from cluster.run.round_table import Key, as_table, in_portions, read_round, write_round
+from cluster.run.round_table import Key, as_table, in_portions, part_names, read_round, write_round
 from rollout.types import DoubleArray, ScoredGroup, UserError
 
 __all__ = ["Journal", "read_round", "round_files", "round_name"]
@@ -24,9 +24,9 @@ __all__ = ["Journal", "read_round", "round_files", "round_name"]
 _SYNC_EVERY = 64
 
 
-def round_name(round_: int) -> str:
-    """File name of a round, without suffix; evaluations are numbered -1, -2, ... (rollout.types)."""
-    return f"round-{round_:05d}" if round_ >= 0 else f"eval-{-round_:05d}"
+def round_name(round_: int, kind: str = "round") -> str:
+    """File name of a round (or, with `kind="eval"`, of the evaluation after it), without suffix."""
+    return f"{kind}-{round_:05d}"
 
 
 def round_files(run_folder: Path, kind: str = "round") -> dict[int, Path]:
@@ -81,6 +81,8 @@ class Journal:
         if "total" in scored.parts:
             raise UserError("A reward part cannot be called `total`: that is the sum of the parts. Rename it.")
         request = scored.group.request
+        if request.round < 0:
+            raise BrokenPromise("Groups of an evaluation are not trained: `keep_evaluation` keeps them.")
         round_ = self._round(request.round)
         if request.key in round_.places:
             raise BrokenPromise(
@@ -134,6 +136,14 @@ class Journal:
             self._remove(round_)
         return target
 
+    def keep_evaluation(self, round_: int, groups: Sequence[ScoredGroup]) -> Path:
+        """Write the held-out groups that were evaluated after a round; the report follows their prompts over time."""
+        dropped = {scored.group.request.key: "held out" for scored in groups}
+        parts = part_names(groups)
+        target = self.folder / f"{round_name(round_, 'eval')}.parquet"
+        write_round(target, (as_table(portion, parts, {}, {}, dropped) for portion in in_portions(groups)))
+        return target
+
     def retire(self, through_round: int) -> None:
         """Remove journals that are compacted, up to a round that a checkpoint covers."""
         for path in self.folder.glob("round-*.journal"):
@@ -148,9 +158,8 @@ class Journal:
         """
         leaving = [
             path
-            for suffix in ("journal", "parquet", "parquet.tmp")
-            for path in sorted(self.folder.glob(f"round-*.{suffix}"))
-            if int(path.name.removeprefix("round-").split(".")[0]) > after_round and path != self._path(after_round + 1)
+            for path in sorted(self.folder.glob("*-*.*"))
+            if path.is_file() and _number(path) > after_round and path != self._path(after_round + 1)
         ]
         if not leaving:
             return None
@@ -192,6 +201,13 @@ class Journal:
             opened.file.close()
         self._path(round_).unlink(missing_ok=True)
         sync_folder(self.folder)
+
+
+def _number(path: Path) -> int:
+    """Round of a file of groups; -1 for a file of another name."""
+    kind, _, rest = path.name.partition("-")
+    number = rest.partition(".")[0]
+    return int(number) if kind in ("round", "eval") and number.isdecimal() else -1
 
 
 def _check_accounts(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cluster.run.journal import Journal
+from cluster.run.manifest import Manifest, folder_name
 from cluster.run.metrics import EventLog, MetricsLog
 from rollout.types import Group, GroupRequest, Prompt, ScoredGroup
 
@@ -58,7 +59,7 @@ def write_run(
         CONFIG.format(rounds=rounds, seed=seed, size=size, preset=preset, lr=3e-6 if seed else "None", kl=kl)
     )
     (folder / "plan.txt").write_text(f"{prompts} prompts x {size} responses per round\n2 engines, 2 ranks on 2 cores\n")
-    (folder / "versions.json").write_text('{"vllm": "0.32.0", "ray": "2.60.0", "deepspeed": "0.19.8"}')
+    write_manifest(folder / "checkpoints" / folder_name(rounds) / "manifest.json", rounds)
     events = EventLog(folder)
     with MetricsLog(folder) as log:
         for round_ in range(rounds + 1):
@@ -77,6 +78,14 @@ def write_run(
             journal.compact(round_, {key: each / (each.std() + 1e-6) for key, each in zip(keys, spread, strict=True)})
     events.close()
     return folder
+
+
+def write_manifest(file: Path, rounds: int) -> None:
+    """The manifest of a checkpoint, without the files."""
+    versions = {"python": "3.11.7", "vllm": "0.32.0", "ray": "2.60.0", "deepspeed": "0.19.8"}
+    manifest = Manifest(rounds, rounds, 1, False, "", (), 0, None, {}, "", "", {}, "", versions)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(manifest.as_bytes())
 
 
 def level(round_: int, rounds: int, collapse: int | None) -> float:

@@ -302,6 +302,22 @@ def test_a_resume_sets_later_rounds_aside_and_keeps_what_it_can_use(tmp_path):
         assert journal.set_aside(after_round=1) is None
 
 
+def test_evaluations_are_kept_beside_the_rounds_and_set_aside_with_them(tmp_path):
+    with Journal(tmp_path) as journal:
+        with pytest.raises(BrokenPromise, match="keep_evaluation"):
+            journal.append(scored_group(round_=-1))
+        for round_ in (0, 2):
+            journal.keep_evaluation(round_, [scored_group(f"row{at}", round_=-1, seed=at) for at in range(3)])
+        files = round_files(tmp_path, "eval")
+        assert list(files) == [0, 2]
+        table = read_round(files[2], ["row_id", "dropped", "response"])
+        assert set(table["dropped"].to_pylist()) == {"held out"}
+        assert table.num_rows == 12
+        journal.set_aside(after_round=1)
+        assert list(round_files(tmp_path, "eval")) == [0]
+        assert round_files(tmp_path) == {}
+
+
 def test_two_rounds_may_be_open_at_once(tmp_path):
     with Journal(tmp_path) as journal:
         one, two = scored_group(round_=1), scored_group(round_=2)

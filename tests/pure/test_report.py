@@ -279,6 +279,7 @@ def test_the_parts_of_the_page_travel_with_the_package():
         "page.css",
         "text.js",
         "curves.js",
+        "hover.js",
         "groups.js",
         "page.js",
     }

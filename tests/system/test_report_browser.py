@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from cluster.run.metrics import read_metrics
 from cluster.run.report import build_report
 from tests.pure.synthetic_run_folder import write_run
 
@@ -220,6 +221,26 @@ def test_a_legend_hides_a_line_and_dragging_zooms_every_curve(opened, healthy):
     page.mouse.move(5, 5)
     page.wait_for_timeout(400)
     assert other.screenshot() == whole
+
+
+def test_the_pointer_reads_the_values_of_a_round(opened, healthy):
+    page = opened(build_report([healthy])).page
+    page.locator("#chart-reward").scroll_into_view_if_needed()
+    page.wait_for_selector("#chart-reward .plot[data-drawn=yes]")
+    page.wait_for_selector("#chart-accuracy .plot[data-drawn=yes]")
+    box = page.locator("#chart-reward .plot").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    said = page.locator("#chart-reward .readout").inner_text().split("\n")
+    round_ = int(said[0].removeprefix("round "))
+    assert 20 <= round_ <= 30
+    (row,) = [row for row in read_metrics(healthy) if row["round"] == round_]
+    shown = dict(zip(said[1::2], said[2::2], strict=True))
+    assert list(shown) == ["reward/total", "reward/correctness", "reward/format"]
+    for key, value in shown.items():
+        assert float(value) == pytest.approx(row[key], rel=1e-2)
+    assert page.locator("#chart-accuracy .cursor").is_visible()
+    page.mouse.move(5, 5)
+    assert not page.locator("#chart-reward .readout").is_visible()
 
 
 def test_light_and_dark_follow_the_system_and_the_button(opened, healthy):

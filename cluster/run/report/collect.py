@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from cluster.run.doctor import diagnose, skipped_rules
 from cluster.run.findings import Finding, Skipped
+from cluster.run.manifest import Damaged, Manifest, round_of
 from cluster.run.metrics import Row, read_events, read_metrics
 from cluster.run.saved_config import Difference, preset_differences, saved_settings
 from cluster.run.series import Limits
@@ -39,7 +39,7 @@ class RunRecord:
     plan: str
     """plan.txt, or empty."""
     versions: Mapping[str, str]
-    """Package -> version, where the run kept them (versions.json)."""
+    """Library -> version, as the newest checkpoint names them; empty without a checkpoint."""
 
     @property
     def group_size(self) -> int:
@@ -80,7 +80,7 @@ def _read_run(folder: Path, name: str) -> RunRecord:
         findings=diagnose(rows, limits),
         skipped=skipped_rules(rows, limits) if rows else [],
         plan=plan.read_text(errors="replace") if plan.exists() else "",
-        versions=_versions(folder / "versions.json"),
+        versions=_versions(folder / "checkpoints"),
     )
 
 
@@ -93,11 +93,12 @@ def limits_of(settings: Mapping[str, Any]) -> Limits:
     )
 
 
-def _versions(file: Path) -> dict[str, str]:
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON: {error}.") from None
-    return {str(name): str(version) for name, version in content.items()}
+def _versions(checkpoints: Path) -> dict[str, str]:
+    """From the newest manifest that is whole; a report needs no checkpoint that could be resumed."""
+    found = ((round_of(file.parent.name), file) for file in checkpoints.glob("*/manifest.json"))
+    for _, file in sorted(((number, file) for number, file in found if number is not None), reverse=True):
+        try:
+            return dict(Manifest.from_bytes(file.read_bytes()).versions)
+        except Damaged:
+            continue
+    return {}

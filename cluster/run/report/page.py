@@ -27,7 +27,7 @@ from cluster.run.report.summary import summarise
 _BUDGET = 5_000_000
 """Characters of model text in a report; with curves and the plotting library a file stays under about 8 MB."""
 _MOST_EVENTS = 300
-_SCRIPTS = ("text.js", "curves.js", "groups.js", "page.js")
+_SCRIPTS = ("text.js", "hover.js", "curves.js", "groups.js", "page.js")
 
 
 def build_report(runs: Sequence[Path], out: Path | None = None) -> Path:

@@ -1,7 +1,7 @@
 "use strict";
 // Curves, drawn by BokehJS when they come into view; all share one range of rounds.
 (() => {
-  const { make, label, number } = rollearn;
+  const { make, label } = rollearn;
   const COLOURS = 8;
   const DASHES = ["solid", "dashed", "dotted", "dotdash"];
   const range = { start: null, end: null, full: [0, 1] };
@@ -84,12 +84,10 @@
       const { x, y, low, high } = line.column;
       line.renderers = [];
       if (low && chart.scale === "share") line.renderers.push(figure.varea(x, low, high, { fill_color: colour, fill_alpha: 0.16 }));
-      const renderer = figure.line(x, y, {
+      line.renderers.push(figure.line(x, y, {
         line_color: colour, line_width: 1.8, line_join: "round", line_dash: line.dash,
-      });
-      line.renderers.push(renderer);
+      }));
       if (x.length <= 40) line.renderers.push(figure.scatter(x, y, { fill_color: colour, line_color: colour, size: x.length === 1 ? 8 : 4 }));
-      addHover(figure, renderer, line);
     }
   }
 
@@ -102,19 +100,10 @@
       const colour = css(line.colour);
       line.renderers = [figure.varea(rounds, below, above, { fill_color: colour, fill_alpha: 0.75 })];
       const edge = figure.line(rounds, above, { line_color: colour, line_width: 1 });
-      edge.data_source.data = { ...edge.data_source.data, own: rounds.map((round) => at.get(round) ?? 0) };
       line.renderers.push(edge);
-      addHover(figure, edge, line, "own");
       below = above;
     }
     figure.y_range.start = 0;
-  }
-
-  function addHover(figure, renderer, line, field = "y") {
-    figure.add_tools(new Bokeh.HoverTool({
-      renderers: [renderer], mode: "vline", line_policy: "nearest", point_policy: "snap_to_data",
-      tooltips: [["round", "@x{0}"], [line.name.replace(/[@$&{}<>]/g, " "), `@${field}{0.[00000]}`]],
-    }));
   }
 
   function drawFindings(figure, findings) {
@@ -155,6 +144,7 @@
     link(figure);
     for (const line of lines) for (const renderer of line.renderers) renderer.visible = !line.hidden.size;
     entry.view = await Bokeh.Plotting.show(figure, plot);
+    rollearn.watch(entry, charts);
     plot.dataset.drawn = "yes";
   }
 
