@@ -26,6 +26,7 @@ from cluster.run.console import Console
 from cluster.run.folder import RunFolder, default_run
 from cluster.run.resume import check_inputs, choose, restore
 from cluster.run.signals import Terminated, handled
+from cluster.run.trackers import Trackers, choose_trackers
 
 if TYPE_CHECKING:
     from cluster.run.inputs import Inputs
@@ -55,6 +56,7 @@ def open_run(config: Config, resume: Path | None = None) -> Iterator[Run]:
     """
     resources = local_resources()
     plan = make_plan(config, resources, read_model_facts(config.model))
+    choose_trackers(config.tracker)
     new = Path(config.run) if config.run else default_run(config.preset)
     folder = RunFolder.create(new) if resume is None else RunFolder.reopen(resume)
     console = Console(quiet=config.quiet, log_json=config.log_json, rounds=config.rounds)
@@ -139,6 +141,10 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
     )
     if opening.checkpoint is None:
         commits.start(inputs.prompts.state())
+    events = EventLog(folder.path)
+    first_round = 0 if opening.checkpoint is None else opening.checkpoint.manifest.round + 1
+    trackers = Trackers(choose_trackers(config.tracker), folder.path, events, first_round=first_round)
+    stack.callback(trackers.close)
     run = Run(
         config=config,
         plan=plan,
@@ -150,7 +156,8 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
         console=console,
         journal=journal,
         metrics=MetricsLog(folder.path),
-        events=EventLog(folder.path),
+        events=events,
+        trackers=trackers,
         commits=commits,
         tokenizer=inputs.tokenizer,
         stop_token_ids=inputs.stop_token_ids,

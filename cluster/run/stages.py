@@ -23,6 +23,7 @@ from cluster.run.folder import RunFolder
 from cluster.run.journal import Journal
 from cluster.run.metrics import EventLog, MetricsLog
 from cluster.run.rows import dropped_metrics, rollout_metrics, update_metrics
+from cluster.run.trackers import Trackers
 from cluster.scorer_pool import ScorerPool
 from cluster.start import System
 from learner.advantages import compute_advantages, zero_signal
@@ -88,6 +89,7 @@ class Run:
     journal: Journal
     metrics: MetricsLog
     events: EventLog
+    trackers: Trackers
     commits: Commits
     tokenizer: Any
     stop_token_ids: tuple[int, ...]
@@ -202,6 +204,8 @@ class Run:
         if self.commits.after(turn.number, self.metrics.offset, self.prompts.state(), score):
             self.journal.retire(turn.number)
         self._diagnose(turn.number)
+        for name in self.trackers.check(turn.number):
+            self.console.always(f"the tracker {name} has ended; the run goes on (see events.jsonl)")
 
     def evaluate(self, turn: Round) -> None:
         """Held-out accuracy with the weights the engines hold now; into the row of the round."""
