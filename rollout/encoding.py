@@ -18,6 +18,10 @@ from rollout.row_checks import Candidate, Message
 from rollout.types import Prompt, UserError
 
 
+_CHUNK = 4096
+"""Texts tokenised at once: all at once would hold every intermediate result in memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What the tokenizer asks for, found out once."""
@@ -131,16 +135,16 @@ def _tokenise(texts: list[str], tokenizer: Any, rules: Rules) -> list[list[int]]
     Without a template all text is the user's, and control tokens in it are spelled out in ordinary pieces. Ending
     tokens, which some tokenizers add as well, have no place before a response.
     """
-    if not texts:
-        return []
-    batch = tokenizer(
-        texts,
-        add_special_tokens=False,
-        split_special_tokens=not rules.templated,
-        return_attention_mask=False,
-        verbose=False,
-    )
-    rows: list[list[int]] = batch["input_ids"]
+    rows: list[list[int]] = []
+    for start in range(0, len(texts), _CHUNK):
+        batch = tokenizer(
+            texts[start : start + _CHUNK],
+            add_special_tokens=False,
+            split_special_tokens=not rules.templated,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        rows += batch["input_ids"]
     if rules.bos is None or not rules.adds_bos:
         return rows
     return [ids if ids[:1] == [rules.bos] else [rules.bos, *ids] for ids in rows]

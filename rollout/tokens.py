@@ -157,7 +157,9 @@ def _with_rows(model: str, pieces: dict[int, list[int]]) -> tuple[Any, bool]:
     """
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     policy = AutoModelForCausalLM.from_pretrained(model, dtype="auto", trust_remote_code=False)
     have = policy.get_input_embeddings().weight.shape[0]
     need = max(pieces) + 1

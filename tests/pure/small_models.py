@@ -52,13 +52,13 @@ def save_model(folder: Path, tokenizer: Any, *, rows: int, tied: bool, architect
 
     shape: dict[str, Any] = {
         "vocab_size": rows,
-        "hidden_size": 16,
+        "hidden_size": 32,
         "intermediate_size": 32,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 8,
-        "max_position_embeddings": 128,
+        "head_dim": 32,  # what the engine can attend with on a CPU
+        "max_position_embeddings": 512,
         "tie_word_embeddings": tied,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
