@@ -92,7 +92,7 @@ def level(round_: int, rounds: int, collapse: int | None) -> float:
     """Share of right answers in a round."""
     if collapse and round_ >= collapse:
         return 0.0
-    return 0.25 + 0.6 / (1 + np.exp(-(round_ - rounds / 3) / (rounds / 10)))
+    return float(0.25 + 0.6 / (1 + np.exp(-(round_ - rounds / 3) / (rounds / 10))))
 
 
 def metrics_row(rng, round_, rounds, prompts, size, collapse):

@@ -30,8 +30,8 @@ class Opened:
     """A page with everything it said and asked for."""
 
     def __init__(self, context, file):
-        self.said = []
-        self.asked = []
+        self.said: list[tuple[str, str]] = []
+        self.asked: list[str] = []
         self.page = context.new_page()
         self.page.on("console", lambda message: self.said.append((message.type, message.text)))
         self.page.on("pageerror", lambda error: self.said.append(("error", str(error))))

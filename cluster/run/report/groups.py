@@ -28,6 +28,7 @@ MAX_GROUPS = 12
 MAX_RESPONSES = 24
 MAX_FOLLOWED = 12
 MAX_VISITS = 8
+_MARKS = {"right": "r", "wrong": "w"}
 _TAGS = ("disputed", "best", "worst", "random")
 FIELDS = ("k", "text", "total", "parts", "advantage", "length", "finished", "outcome", "attempt")
 
@@ -154,7 +155,8 @@ def _show_group(table: pa.Table, index: RoundIndex, at: int, parts: list[str], c
         "mean": short(float(index.means[at])),
         "spread": short(float(index.spreads[at])),
         "size": len(rows),
-        "rewards": [short(row["reward_total"]) for row in rows],
+        "rewards": [_number(row["reward_total"]) for row in rows],
+        "marks": "".join(_MARKS.get(row["outcome"], "e") for row in rows),
         "responses": [
             [
                 row["k"],

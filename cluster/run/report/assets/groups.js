@@ -32,20 +32,17 @@
     return hits;
   }
 
-  function dots(rewards) {
-    const high = Math.max(...rewards);
-    const low = Math.min(...rewards);
-    return make("span", { class: "dots", "aria-hidden": "true" }, ...rewards.slice(0, 64).map((reward) => {
-      const good = high > low ? (reward - low) / (high - low) : reward > 0 ? 1 : 0;
-      return make("i", { class: good > 0.8 ? "high" : good > 0.3 ? "middle" : "low", title: number(reward) });
-    }));
+  /** One dot per response: right, wrong, or not graded. */
+  function dots(group) {
+    return make("span", { class: "dots", "aria-hidden": "true" }, ...[...group.marks].slice(0, 64).map((mark, at) =>
+      make("i", { class: `mark-${mark}`, title: number(group.rewards[at]) })));
   }
 
   function item({ group, place }) {
     const where = state.query ? `round ${groups().rounds[place].round}` : group.tags.map((tag) => TAGS[tag].toLowerCase()).join(", ");
     const button = make("button", { class: "item", type: "button", click: () => select(group, place) },
       make("span", { class: "head" }, make("span", {}, where), make("b", {}, number(group.mean))),
-      show(make("span", { class: "prompt", dir: "auto" }), group.prompt, state.query), dots(group.rewards));
+      show(make("span", { class: "prompt", dir: "auto" }), group.prompt, state.query), dots(group));
     if (group === state.group) button.setAttribute("aria-current", "true");
     return button;
   }

@@ -40,6 +40,12 @@
     section.append(make("div", { class: "card" }, table(["", ...named], [...rows, ["Doctor", ...verdicts]])));
   };
 
+  /** Text with flags that can be read and copied whole. */
+  function withFlags(title, text) {
+    return make("p", {}, make("b", {}, `${title} `),
+      ...text.split(/(--[a-z][\w.-]*\w)/).map((piece, at) => label(at % 2 ? "code" : "span", { class: at % 2 ? "flag" : "" }, piece)));
+  }
+
   function findingCard(finding, id, runName) {
     const evidence = make("dl", {});
     for (const [metric, seen] of Object.entries(finding.evidence)) {
@@ -51,7 +57,7 @@
     return make("article", { class: `card finding ${finding.severity}`, id },
       make("header", {}, make("span", { class: `badge ${finding.severity}` }, finding.severity), label("h3", {}, finding.id),
         make("span", { class: "soft" }, `since round ${finding.since}`), runName === null ? null : label("span", { class: "soft" }, runName)),
-      evidence, make("p", {}, make("b", {}, "Why "), label("span", {}, finding.cause)), make("p", {}, make("b", {}, "Do "), label("span", {}, finding.cure)));
+      evidence, withFlags("Why", finding.cause), withFlags("Do", finding.cure));
   }
 
   parts.findings = (section) => {
@@ -93,9 +99,9 @@
     for (const run of data.runs) {
       if (several) section.append(label("h3", {}, run.name));
       const memory = Object.entries(run.columns).filter(([key]) => key.startsWith("memory/"))
-        .map(([key, column]) => [key.slice(7), `${(Math.max(...column.y) / 2 ** 30).toFixed(2)} GiB`]);
+        .sort().map(([key, column]) => [key.slice(7), `${(Math.max(...column.y) / 2 ** 30).toFixed(2)} GiB`]);
       const cards = [
-        run.plan ? make("div", { class: "card" }, make("h3", {}, "Plan"), label("pre", {}, run.plan)) : null,
+        run.plan ? make("div", { class: "card plan" }, make("h3", {}, "Plan"), label("pre", {}, run.plan)) : null,
         memory.length ? make("div", { class: "card" }, make("h3", {}, "Most memory held"), table(["process", "peak"], memory)) : null,
         Object.keys(run.versions).length ? make("div", { class: "card" }, make("h3", {}, "Versions"), table(["package", "version"], Object.entries(run.versions))) : null,
         make("div", { class: "card" }, make("h3", {}, "Events"), run.events.length

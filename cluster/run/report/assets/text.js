@@ -40,7 +40,7 @@ const rollearn = { parts: {} };
   }
 
   /** Start and end of the last \boxed{...} with balanced braces after the thinking; null without one. */
-  function answerIn(text, after) {
+  function boxedIn(text, after) {
     for (let start = text.lastIndexOf("\\boxed{"); start >= after; start = text.lastIndexOf("\\boxed{", start - 1)) {
       let depth = 0;
       for (let at = start + 6; at < text.length; at++) {
@@ -52,14 +52,26 @@ const rollearn = { parts: {} };
     return null;
   }
 
+  /** Where the answer stands: boxed, or all of a short line after the thinking, without the tokens that end it. */
+  function answerIn(text, close) {
+    const after = close >= 0 ? close + "</think>".length : 0;
+    const boxed = boxedIn(text, after);
+    if (boxed || close < 0) return boxed;
+    const rest = text.slice(after).replace(/(<\|?[^<>\s]{1,30}>|\s)+$/u, "");
+    const answer = rest.trim();
+    if (!answer || answer.length > 80 || answer.includes("\n")) return null;
+    const start = after + rest.indexOf(answer);
+    return [start, start + answer.length];
+  }
+
   /** [start, end, class] of what is worth seeing in a response. */
   function marksIn(text, query) {
     const marks = [];
     const open = text.indexOf("<think>");
     const close = text.indexOf("</think>", Math.max(0, open));
     if (open >= 0) marks.push([open, close >= 0 ? close + 8 : text.length, "think"]);
-    for (const match of text.matchAll(/<\/?think>/g)) marks.push([match.index, match.index + match[0].length, "tag"]);
-    const answer = answerIn(text, close >= 0 ? close : 0);
+    for (const match of text.matchAll(/<\/?think>|<\|?[^<>\s]{1,30}>$/gu)) marks.push([match.index, match.index + match[0].length, "tag"]);
+    const answer = answerIn(text, close);
     if (answer) marks.push([...answer, "answer"]);
     if (query) {
       const low = text.toLowerCase();
