@@ -17,7 +17,6 @@ from rollout.problems import Problem
 from rollout.row_checks import Candidate, Message
 from rollout.types import Prompt, UserError
 
-
 _CHUNK = 4096
 """Texts tokenised at once: all at once would hold every intermediate result in memory."""
 
