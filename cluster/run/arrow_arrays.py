@@ -33,12 +33,18 @@ def strings(values: Sequence[str | None]) -> Any:
     """Texts, null for None; half of a surrogate pair, which UTF-8 cannot hold, becomes U+FFFD."""
     import pyarrow as pa
 
-    encoded = [b"" if value is None else _utf8(value) for value in values]
-    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-    np.cumsum([len(each) for each in encoded], out=offsets[1:])
     known = np.array([value is not None for value in values], dtype=np.bool_)
-    buffers = [None if known.all() else _bits(known), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.large_string(), len(encoded), buffers)
+    texts = [value or "" for value in values]
+    joined = "".join(texts)
+    if joined.isascii():  # one character is one byte: nothing needs to be encoded by itself
+        data, lengths = joined.encode("ascii"), [len(text) for text in texts]
+    else:
+        encoded = [_utf8(text) for text in texts]
+        data, lengths = b"".join(encoded), [len(text) for text in encoded]
+    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    buffers = [None if known.all() else _bits(known), pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
 
 
 def repeated(values: Sequence[str | None], sizes: npt.NDArray[np.int64]) -> Any:

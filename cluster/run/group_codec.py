@@ -133,8 +133,8 @@ def encode_group(scored: ScoredGroup) -> bytes:
     )
 
 
-def decode_group(data: bytearray) -> ScoredGroup:
-    """The inverse of `encode_group`; the arrays are views of `data`."""
+def decode_group(data: bytearray, *, columns: bool = True) -> ScoredGroup:
+    """The inverse of `encode_group`; the arrays are views of `data`. Without `columns`, the prompt has none of them."""
     (length,) = _LENGTH.unpack_from(data)
     header = json.loads(data[_LENGTH.size : _LENGTH.size + length])
     at = _LENGTH.size + length
@@ -151,8 +151,9 @@ def decode_group(data: bytearray) -> ScoredGroup:
     total = take("<f8", size)
     logprobs, prompt_ids = take("<f4", tokens), take("<i4", prompt_length)
     token_ids, lengths, finished = take("<i4", tokens), take("<i4", size), take("?", size)
-    row_id, text, answer, domain, columns = header["prompt"]
-    prompt = Prompt(row_id, text, prompt_ids, answer, domain, {name: unpack_value(value) for name, value in columns})
+    row_id, text, answer, domain, packed = header["prompt"]
+    unpacked = {name: unpack_value(value) for name, value in packed} if columns else {}
+    prompt = Prompt(row_id, text, prompt_ids, answer, domain, unpacked)
     request = GroupRequest(prompt, *header["request"])
     version, engine, attempt = header["group"]
     group = Group(

@@ -49,7 +49,7 @@ class _Round:
         """Key -> (minibatch, offset, length)."""
         self.parts: dict[str, None] = {}
         for start, payload in self.file.found:
-            self.register(decode_group(payload), start, len(payload))
+            self.register(decode_group(payload, columns=False), start, len(payload))
         self.file.found.clear()
 
     def register(self, scored: ScoredGroup, start: int, length: int) -> None:
@@ -59,10 +59,10 @@ class _Round:
         self.places[request.key] = (request.minibatch, start, length)
         self.parts.update(dict.fromkeys(scored.parts))
 
-    def groups(self) -> Iterator[ScoredGroup]:
+    def groups(self, columns: bool = True) -> Iterator[ScoredGroup]:
         """All groups by minibatch and key: the order does not depend on which engine was faster."""
         for _, (_, start, length) in sorted(self.places.items(), key=lambda item: (item[1][0], item[0])):
-            yield decode_group(self.file.read(start, length))
+            yield decode_group(self.file.read(start, length), columns=columns)
 
 
 class Journal:
@@ -129,7 +129,8 @@ class Journal:
         _check_accounts(round_, source.places.keys(), advantages, dropped)
         parts = list(source.parts)
         tables = (
-            as_table(portion, parts, advantages, minibatches or {}, dropped) for portion in in_portions(source.groups())
+            as_table(portion, parts, advantages, minibatches or {}, dropped)
+            for portion in in_portions(source.groups(columns=False))
         )
         write_round(target, tables)
         if not keep_journal:

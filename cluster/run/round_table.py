@@ -141,7 +141,7 @@ def read_round(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return pq.read_table(path, columns=None if columns is None else list(columns))
     if path.suffix != ".journal":
         raise UserError(f"{path} holds no groups: give a groups/round-*.parquet or .journal file.")
-    groups = [decode_group(payload) for _, payload in whole_records(path)]
+    groups = [decode_group(payload, columns=False) for _, payload in whole_records(path)]
     table = as_table(
         groups, part_names(groups), {}, {}, {scored.group.request.key: "not committed" for scored in groups}
     )
