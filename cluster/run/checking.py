@@ -47,7 +47,6 @@ def main(words: list[str]) -> int:
 
     with tempfile.TemporaryDirectory(prefix="rollearn-check-") as place:
         inputs = load_inputs(config, plan, Path(place) / "prepared")
-        prompts = [prompt for prompt, _ in inputs.prompts.take(options.rows)]
         check = check_reward(config.reward, inputs.scoring, inputs.in_order, options.rows, thorough=True)
     sys.stdout.write(check.as_text() + "\n")
     if options.json:

@@ -85,7 +85,7 @@ def check_inputs(manifest: Manifest, inputs: Inputs, model: str) -> None:
     if manifest.data != inputs.data:
         raise PlanError(
             "The prompts are not those the run was started with (rows were added, removed or changed): it would skip "
-            "or repeat rows unnoticed.\n  Give the same ones with --prompts, or start a new run with the exported model."
+            "or repeat rows unnoticed.\n  Give the same ones with --prompts, or start a new run from an exported model."
         )
     if manifest.model != model:
         raise PlanError(

@@ -229,6 +229,7 @@ class Run:
             for p in self.held_out
         ]
         groups = list(self._stream(requests, self.sampling(temperature=1.0), "held-out"))
+        self.journal.keep_evaluation(round_, groups)
         return evaluate_groups(groups, final_answer).metrics() | {"time/eval": time.monotonic() - began}
 
     def finish(self) -> None:

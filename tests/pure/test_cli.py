@@ -83,7 +83,8 @@ def test_a_wrong_command_line_exits_2_without_a_traceback(words: list[str], said
 def test_help_and_plan_import_nothing_heavy() -> None:
     code = (
         "import sys; from cluster.run.commands import dispatch; dispatch(['plan'], lambda c: 0);"
-        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch','vllm','ray','deepspeed','transformers','pyarrow'}))"
+        "heavy = {'torch', 'vllm', 'ray', 'deepspeed', 'transformers', 'pyarrow'};"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & heavy))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

@@ -75,11 +75,13 @@ def test_what_cannot_work_is_refused_with_what_to_type(words: list[str], said: l
     minibatches=st.one_of(st.none(), st.integers(1, 64)),
 )
 def test_a_split_is_whole_or_refused(rollouts: int, group_size: int | None, minibatches: int | None) -> None:
-    try:
-        size, groups, steps = split_rollouts(rollouts, group_size, minibatches)
-    except PlanError as refusal:
-        assert "Nearest" in str(refusal)
+    fits = rollouts % (group_size or min(16, rollouts)) == 0
+    fits = fits and (rollouts // (group_size or min(16, rollouts))) % (minibatches or 1) == 0
+    if not fits:
+        with pytest.raises(PlanError, match="Nearest"):
+            split_rollouts(rollouts, group_size, minibatches)
         return
+    size, groups, steps = split_rollouts(rollouts, group_size, minibatches)
     assert size * groups == rollouts
     assert groups % steps == 0
     assert size >= 2
