@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -29,11 +30,12 @@ def train(out: Path, *, ranks: int = 1, zero: int = 0, tokens: int = 4096, nan: 
 
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    gap = sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5
-    return float(gap / sum(float(value.square().sum()) for value in one.values()) ** 0.5
+    gap = sum(float((one[name] - other[name]).square().sum()) for name in one)
+    size = sum(float(value.square().sum()) for value in one.values())
+    return math.sqrt(gap / size)
 
 
-    return float(gap / sum(float(value.square().sum()) for value in one.values()) ** 0.5)
+@pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
     return train(tmp_path_factory.mktemp("one") / "weights")
 
