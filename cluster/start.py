@@ -204,7 +204,6 @@ def start_ray(config: Config, plan: Plan, folder: RunFolder, temp: Path) -> None
             "num_cpus": plan.engines + plan.ranks,
             "include_dashboard": False,
             "_temp_dir": str(temp),
-            "object_store_memory": 512 * 2**20 if plan.device == "cpu" else None,
         }
     ray.init(
         log_to_driver=False,

@@ -17,7 +17,9 @@ class ObjectStore:
 
     def send(self, learners: list[Any], engines: dict[str, Any], dtype: str, seconds: float) -> int:
         """Rank 0's buckets to every engine, in order; the other ranks only take part in the gathering."""
-        streams = [rank.outgoing.options(num_returns="streaming").remote(dtype, BUCKET_BYTES) for rank in learners]
+        # At most two buckets are in the store at once, however large the model.
+        how = {"num_returns": "streaming", "_generator_backpressure_num_objects": 2}
+        streams = [rank.outgoing.options(**how).remote(dtype, BUCKET_BYTES) for rank in learners]
         loaded = 0
         for bucket in references(streams[0], seconds, "gathering weights"):
             loading = {name: engine.load_bucket.remote(bucket) for name, engine in engines.items()}
