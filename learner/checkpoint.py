@@ -95,6 +95,22 @@ def load(engine: LearnerEngine, reference: Reference | None, directory: Path, fi
     return weights
 
 
+def read_weights(directory: Path, files: Iterable[SavedFile], zero_stage: int) -> dict[str, torch.Tensor]:
+    """Whole parameters and buffers by HF name, out of checked shards, without any rank or process group."""
+    shards = [file for file in files if file.name.startswith(f"{SHARDS}/")]
+    if zero_stage < 3:
+        states = [file for file in shards if file.name.endswith("model_states.pt")]
+        check(states, directory, [])
+        found = torch.load(directory / states[0].name, weights_only=True, mmap=True, map_location="cpu")["module"]
+    else:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        check(shards, directory, deepspeed_classes())
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+        found = get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=SHARDS)
+    return {name.removeprefix("hf."): tensor for name, tensor in found.items()}
+
+
 def check(files: Iterable[SavedFile], directory: Path, allowed: list[Any]) -> None:
     """CheckpointRefused unless every file is what the manifest says and holds no code."""
     for file in files:

@@ -34,6 +34,7 @@ def dispatch(words: Sequence[str], train: Train) -> int:
         "eval": evaluate,
         "check-reward": check_reward,
         "report": report,
+        "export": export,
     }
     try:
         if "--version" in words:
@@ -148,6 +149,13 @@ def doctor(words: list[str]) -> int:
     if options.json:
         Path(options.json).write_text(findings_as_json(findings, skipped))
     return CRITICAL_FINDING if options.fail_on == "critical" and worst_severity(findings) == "critical" else DONE
+
+
+def export(words: list[str]) -> int:
+    """`export`: the newest checkpoint as a model directory."""
+    from cluster.run.exporting import main
+
+    return main(words)
 
 
 @dataclass(frozen=True)

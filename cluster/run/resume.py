@@ -26,6 +26,8 @@ def requested(words: Sequence[str]) -> tuple[Config, Path]:
     """(configuration, run directory) of `resume RUN [settings]`. PlanError for a setting that may not differ."""
     if any(word in ("-h", "--help") for word in words):
         cli.parse(["--help"], "launch.py resume RUN")
+    if "--help" in words[:1]:
+        cli.parse(words, "launch.py resume RUN")
     if not words or words[0].startswith("-"):
         raise PlanError("resume needs a run directory: launch.py resume RUN [--rounds N]")
     folder, flags = Path(words[0]), list(words[1:])

@@ -18,6 +18,7 @@ from cluster.run.commits import Commits
 from cluster.run.config import Config
 from cluster.run.console import Console, summary
 from cluster.run.doctor import Limits, diagnose, new_findings
+from cluster.run.exporting import save_tokenizer
 from cluster.run.findings import Finding
 from cluster.run.folder import RunFolder
 from cluster.run.journal import Journal
@@ -236,7 +237,7 @@ class Run:
         """Save the trained model in Hugging Face format, and say how the run went."""
         self.console.phase("saving the model")
         self.system.learners.export(self.folder.model, 300.0)
-        self.tokenizer.save_pretrained(self.folder.model)
+        save_tokenizer(self.tokenizer, self.system.model, self.folder.model)
         self.console.close()
         self.console.always(summary(self.rows, self.folder.path))
 
