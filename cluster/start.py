@@ -190,7 +190,9 @@ class System:
     def _start(self, kind: Any, name: str, environment: dict[str, str], *settings: Any) -> Any:
         resources = {"num_cpus": 1} if self.plan.device == "cpu" else {"num_gpus": 1}
         log = str(self.folder.logs / f"{name}.log")
-        actor = kind.options(runtime_env={"env_vars": environment}, **resources).remote(*settings, log)
+        # Whatever libraries leave in the temporary directory goes when the run's own is removed.
+        variables = environment if self.config.cluster.address else environment | {"TMPDIR": str(self.temp)}
+        actor = kind.options(runtime_env={"env_vars": variables}, **resources).remote(*settings, log)
         self.actors.append(actor)
         return actor
 

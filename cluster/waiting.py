@@ -100,7 +100,7 @@ def describe(error: BaseException, seconds: float) -> str:
     if isinstance(error, GetTimeoutError):
         return f"no answer within {seconds:g} s"
     if isinstance(error, RayTaskError):
-        return f"raised there:\n{str(error.cause) if error.cause else ''}\n{error.traceback_str}".strip()
+        return f"raised there:\n{error}"  # the remote traceback; its last line names the error
     if isinstance(error, ActorDiedError):
         return f"the process died ({_first_line(error)})"
     if isinstance(error, ActorUnavailableError | RayActorError):

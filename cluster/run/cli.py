@@ -17,6 +17,7 @@ from cluster.run.config import Config
 from learner.variants import PRESETS
 
 NAMES = {"reward_function": "reward"}  # fields whose flag has another name
+ALIASES = {"--skip-bad-rows": "--data.skip-bad-rows"}
 
 
 def parse(argv: Sequence[str], prog: str = "launch.py") -> Config:
@@ -24,7 +25,7 @@ def parse(argv: Sequence[str], prog: str = "launch.py") -> Config:
 
     PlanError for what the file or preset got wrong; a wrong flag prints its own message and exits 2.
     """
-    argv, file = _take(list(argv), "--config")
+    argv, file = _take([ALIASES.get(word, word) for word in argv], "--config")
     settings = _read_toml(Path(file)) if file else {}
     preset = _take(argv, "--preset")[1] or str(settings.get("preset", Config.preset))
     base = apply_settings(Config(preset=preset), preset_settings(preset))

@@ -67,7 +67,10 @@ def save_tokenizer(tokenizer: Any, model: str, target: Path) -> None:
 
 
 def _write(checkpoint: Checkpoint, config: Config, run: Path, target: Path) -> None:
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "DS_ACCELERATOR": "cpu"}
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     from learner.checkpoint import CheckpointRefused, read_weights, tensors_sha256
     from learner.engine import load_model
     from rollout.tokens import load_tokenizer, prepare_model

@@ -27,6 +27,7 @@ from cluster.run.folder import RunFolder, default_run
 from cluster.run.resume import check_inputs, choose, restore
 from cluster.run.signals import Terminated, handled
 from cluster.run.trackers import Trackers, choose_trackers
+from rollout.prompts import check_prompts
 
 if TYPE_CHECKING:
     from cluster.run.inputs import Inputs
@@ -57,6 +58,7 @@ def open_run(config: Config, resume: Path | None = None) -> Iterator[Run]:
     resources = local_resources()
     plan = make_plan(config, resources, read_model_facts(config.model))
     choose_trackers(config.tracker)
+    check_prompts(config.prompts, config.data, answer_required=not config.reward_function)
     new = Path(config.run) if config.run else default_run(config.preset)
     folder = RunFolder.create(new) if resume is None else RunFolder.reopen(resume)
     console = Console(quiet=config.quiet, log_json=config.log_json, rounds=config.rounds)

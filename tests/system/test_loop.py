@@ -124,10 +124,12 @@ def own_run(tmp_path_factory: pytest.TempPathFactory, user_model: Path) -> Path:
     prompts.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(20)))
     reward = folder / "mine.py"
     reward.write_text(
-        "def shorter(completions, **columns):\n    return [1.0 / (1 + len(text)) for text in completions]\n"
+        "def brevity(response, final_answer, answer):\n"
+        "    right = final_answer == answer\n"
+        "    return {'correctness': float(right), 'brevity': right / (1 + len(response))}\n"
     )
     done = launch(
-        "--model", user_model, "--prompts", prompts, "--reward", f"{reward}:shorter", "--rollouts", 64, "--rounds", 2,
+        "--model", user_model, "--prompts", prompts, "--reward", f"{reward}:brevity", "--rollouts", 64, "--rounds", 2,
         "--rollout.max-new-tokens", 12, "--learner.zero-stage", 3, "--learner.lr", "1e-3", "--cluster.transport",
         "broadcast", "--kl.kind", "k3", "--learner.ratio-level", "sequence_sum", "--run", folder / "run",
     )  # fmt: skip
@@ -137,7 +139,7 @@ def own_run(tmp_path_factory: pytest.TempPathFactory, user_model: Path) -> Path:
 
 def test_a_users_own_model_prompts_and_reward_train(own_run: Path) -> None:
     rows = [row for row in rows_of(own_run) if row["round"] > 0]
-    assert all(row["reward/shorter"] > 0 for row in rows)
+    assert all(0 <= row["reward/brevity"] <= row["reward/correctness"] for row in rows)
     assert all(row["mismatch/max"] < 1e-4 for row in rows)
     assert all("policy/kl" in row for row in rows)
 
