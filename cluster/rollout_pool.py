@@ -21,6 +21,8 @@ class RolloutPool:
         """`engines` by name; `replace(name)` gives a new engine that already holds the current weights."""
         self.engines = engines
         self.restarts = 0
+        self.on_loss: Callable[[ActorLost], None] = lambda lost: None
+        """Told of every engine that is lost, before it is replaced."""
         self.tokens = 0
         self._replace = replace
         self._heartbeat = heartbeat
@@ -62,6 +64,7 @@ class RolloutPool:
     def _recover(self, lost: ActorLost) -> None:
         """Replace a lost engine, a bounded number of times; the others go on meanwhile."""
         self.restarts += 1
+        self.on_loss(lost)
         if self.restarts > MAX_RESTARTS:
             raise RemoteFailure(f"engines were lost {self.restarts} times in this run, the last time {lost}")
         self.engines[lost.name] = self._replace(lost.name)

@@ -105,8 +105,6 @@ class System:
     def _replace_engine(self, name: str) -> Any:
         """A new engine in place of a lost one; it may not answer before it holds the current weights."""
         actor = self._restart_engine(name)
-        engines = {**self.pool.engines, name: actor}
-        self.transport.connect(self.learners.ranks, engines, self.config.cluster.start_timeout)
         self._sync({name: actor}, self.version)
         return actor
 

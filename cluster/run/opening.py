@@ -164,6 +164,7 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
         tokenizer=inputs.tokenizer,
         stop_token_ids=inputs.stop_token_ids,
     )
+    system.pool.on_loss = run.engine_lost
     if opening.checkpoint is not None:
         restore(run, opening.checkpoint)
     return run

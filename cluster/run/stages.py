@@ -27,6 +27,7 @@ from cluster.run.rows import dropped_metrics, rollout_metrics, update_metrics
 from cluster.run.trackers import Trackers
 from cluster.scorer_pool import ScorerPool
 from cluster.start import System
+from cluster.waiting import ActorLost
 from learner.advantages import compute_advantages, zero_signal
 from learner.batching import build_batch
 from learner.types import Batch, UpdateReport
@@ -354,6 +355,11 @@ class Run:
         advantages = {scored.group.request.key: part for scored, part in zip(groups, parts, strict=True)}
         dropped = {key: reason for key, (reason, _) in turn.dropped.items()}
         self.journal.compact(turn.number, advantages, dropped=dropped, keep_journal=True)
+
+    def engine_lost(self, lost: ActorLost) -> None:
+        """Say that an engine is replaced, and why: it costs time, and a second time it may be a fault of the model."""
+        self.events.append("engine_lost", engine=lost.name, reason=lost.reason, hung=lost.hung)
+        self.console.always(f"{lost.name} is replaced, its unfinished groups are generated again: {lost.reason}")
 
     def _diagnose(self, round_: int) -> None:
         limits = Limits(max_lag=0, max_length=self.plan.max_new_tokens, vocabulary=self.plan.model.vocab_size or None)

@@ -17,7 +17,9 @@ class Broadcast:
         self._members: dict[str, Any] = {}
 
     def connect(self, learners: list[Any], engines: dict[str, Any], seconds: float) -> None:
-        """Open the group: rank 0 of the learner first, then every engine."""
+        """Open the group: rank 0 of the learner first, then every engine. Nothing to do when these are its members."""
+        if engines == self._members:
+            return
         self.close()
         host, port = fetch(learners[0].free_port.remote(), seconds, "finding a port for the weights")
         size = 1 + len(engines)
@@ -28,7 +30,11 @@ class Broadcast:
         self._members = dict(engines)
 
     def send(self, learners: list[Any], engines: dict[str, Any], dtype: str, seconds: float) -> int:
-        """Rank 0 announces each bucket, the engines start to receive, then it broadcasts."""
+        """Rank 0 announces each bucket, the engines start to receive, then it broadcasts.
+
+        A broadcast reaches the whole group, so the group is made of just the engines that are to be reached.
+        """
+        self.connect(learners, engines, seconds)
         streams = [rank.broadcast.options(num_returns="streaming").remote(dtype, BUCKET_BYTES) for rank in learners]
         loaded = 0
         for announcement in references(streams[0], seconds, "gathering weights"):
