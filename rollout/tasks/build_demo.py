@@ -1,9 +1,9 @@
 """Rebuilds the shipped demo model: `python -m rollout.tasks.build_demo --out DIR`.
 
-A small transformer is trained on a mixture of right, careless, unformatted and malformed responses, and stopped as soon
-as its *measured* sampled accuracy reaches the target: the accuracy jumps within a few dozen steps, so a fixed number of
-steps or seconds would start reinforcement learning from a different place on another machine. Held-out problems are
-neither trained on nor looked at here.
+A small transformer is trained on a mixture of right, careless, unformatted and malformed responses until its learning
+rate has fallen to zero. It then knows how to add, and mostly does not: the mixture, not a lack of training, sets where
+reinforcement learning begins, so the place is the same on every machine (a run that stops half-way through the jump in
+accuracy starts anywhere between 1 % and 40 %). Held-out problems are neither trained on nor looked at here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ SETTINGS: dict[str, Any] = {"learner.lr": 3e-4, "rollout.max_new_tokens": 32}
 """What `rollearn.json` recommends for this model; the keys are fields of the configuration."""
 
 
+SLIP = 0.62
+"""Chance that a step of a careless scratchpad goes wrong."""
+
+
 @dataclass(frozen=True)
 class WarmStart:
     """Supervised training of the demo model."""
@@ -31,12 +35,9 @@ class WarmStart:
     seed: int = 0
     batch: int = 128
     lr: float = 4e-3
-    horizon: int = 290
-    """Length of the cosine the learning rate follows; training stops long before its end."""
-    target: float = 0.20
-    """Sampled accuracy on training problems at which training stops."""
-    check_from: int = 60
-    check_every: int = 5
+    steps: int = 700
+    """Length of the cosine the learning rate follows to zero."""
+    check_every: int = 100
     check_problems: int = 1024
 
 
@@ -48,16 +49,16 @@ def vocabulary() -> dict[str, int]:
 
 
 def careless_scratchpad(rng: random.Random, a: int, b: int) -> tuple[str, int]:
-    """A scratchpad whose steps go wrong with probability 0.35 each, and the answer that follows from it."""
+    """A scratchpad whose steps go wrong with probability SLIP each, and the answer that follows from it."""
     units_true = a % 10 + b % 10
     units = units_true
-    if rng.random() < 0.35:
+    if rng.random() < SLIP:
         slips = [units_true + 1, max(0, units_true - 1)] + ([units_true - 10] if units_true > 9 else [])
         units = rng.choice(slips)
     carry = units // 10
     tens_true = a // 10 + b // 10 + carry
     tens = tens_true
-    if rng.random() < 0.35:
+    if rng.random() < SLIP:
         tens = rng.choice([tens_true + 1, max(0, tens_true - 1)])
         if carry and rng.random() < 0.5:  # the carry is forgotten, in the text as well
             carry, tens = 0, tens_true - 1
@@ -68,13 +69,13 @@ def careless_scratchpad(rng: random.Random, a: int, b: int) -> tuple[str, int]:
 def sample_response(rng: random.Random, a: int, b: int) -> str:
     """One supervised response, drawn from the mixture; the end token is not in it."""
     kind = rng.random()
-    if kind < 0.35:
+    if kind < 0.06:
         return response(a, b)
-    if kind < 0.60:
+    if kind < 0.57:
         text, answer = careless_scratchpad(rng, a, b)
         return f"{THINK}{text}{END_THINK}{answer}"
-    if kind < 0.85:
-        off = 0 if rng.random() < 0.5 else rng.choice([-100, -10, -1, 1, 10, 100])
+    if kind < 0.83:
+        off = 0 if rng.random() < 0.1 else rng.choice([-100, -10, -1, 1, 10, 100])
         return str(max(0, a + b + off))
     return rng.choice(
         [
@@ -177,7 +178,7 @@ def measure(
 
 
 def warm_start(plan: WarmStart) -> tuple[Any, Any, str]:
-    """Train until the target is measured; gives model, tokenizer and one line that says what was reached."""
+    """Train to the end of the schedule; gives model, tokenizer and one line that says what was reached."""
     import torch
 
     torch.set_num_threads(1)  # sums in another order would end in another model
@@ -185,21 +186,17 @@ def warm_start(plan: WarmStart) -> tuple[Any, Any, str]:
     train = pairs("train")
     checked = train[: plan.check_problems]
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.horizon)
-    for step in range(1, plan.horizon + 1):
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.steps)
+    for step in range(1, plan.steps + 1):
         chosen = [rng.choice(train) for _ in range(plan.batch)]
         samples = [(problem(a, b), sample_response(rng, a, b)) for a, b in chosen]
         loss = train_step(model, optimizer, tokenizer, samples)
         schedule.step()
-        if step < plan.check_from or step % plan.check_every:
-            continue
-        accuracy, form = measure(model, tokenizer, checked, plan.seed, greedy=False)
-        report = f"step {step}: loss {loss:.3f}, sampled accuracy {accuracy:.3f}, format {form:.3f}"
-        sys.stderr.write(report + "\n")
-        if accuracy >= plan.target:
-            greedy, _ = measure(model, tokenizer, checked, plan.seed, greedy=True)
-            return model, tokenizer, f"{report}, greedy accuracy {greedy:.3f}"
-    raise RuntimeError(f"The target of {plan.target} was not reached in {plan.horizon} steps. Try another --seed.")
+        if step % plan.check_every == 0:
+            accuracy, form = measure(model, tokenizer, checked, plan.seed, greedy=False)
+            sys.stderr.write(f"step {step}: loss {loss:.3f}, sampled accuracy {accuracy:.3f}, format {form:.3f}\n")
+    greedy, _ = measure(model, tokenizer, checked, plan.seed, greedy=True)
+    return model, tokenizer, f"sampled accuracy {accuracy:.3f}, format {form:.3f}, greedy accuracy {greedy:.3f}"
 
 
 def write(model: Any, tokenizer: Any, out: Path) -> None:
@@ -221,12 +218,11 @@ def amend(file: Path, **entries: Any) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Rebuild the demo model by supervised training (about a minute).")
+    parser = argparse.ArgumentParser(description="Rebuild the demo model by supervised training (a few minutes).")
     parser.add_argument("--out", type=Path, required=True, help="directory to write; made if missing")
     parser.add_argument("--seed", type=int, default=WarmStart.seed, help="seed of weights, data and measurements")
-    parser.add_argument("--target", type=float, default=WarmStart.target, help="sampled accuracy to stop at")
     options = parser.parse_args()
-    model, tokenizer, report = warm_start(WarmStart(seed=options.seed, target=options.target))
+    model, tokenizer, report = warm_start(WarmStart(seed=options.seed))
     write(model, tokenizer, options.out)
     sys.stderr.write(f"{options.out}: {report}\n")
 
