@@ -1,0 +1,115 @@
+"""Kills runs at random moments, resumes them until they end, and compares the end with the undisturbed run.
+
+python tests/faults/kill_sweep.py [--kills 20] [--who driver|learner-0|engine-0] [--out DIR] [--seed 0] [-- LAUNCH FLAGS]
+
+Each line of the table is one run that was killed once, at a moment drawn evenly over the length of the undisturbed run
+(start included), and resumed. Exit code 1 when any of them ends in another state. With `--zero 0,1,2,3 --ranks 1,2` the
+sweep is repeated for every combination.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.faults.runs import Command, Ended, differences, launch, rows_of, salvaged_groups, state_of  # noqa: E402
+
+RESUMABLE = (-signal.SIGKILL, 3)
+
+
+def kill(run: Path, who: str, command: Command, seconds: float) -> None:
+    """SIGKILL to the driver, or to an actor whose pid the run has written down (nothing when it has none yet)."""
+    if who == "driver":
+        command.kill_after(seconds)
+        return
+    time.sleep(seconds)
+    with suppress(FileNotFoundError, StopIteration, ProcessLookupError):
+        pids = dict(line.split() for line in (run / "pids.txt").read_text().splitlines())
+        os.kill(int(next(pid for name, pid in pids.items() if name == who)), signal.SIGKILL)
+
+
+def resume_to_the_end(run: Path, ended: Ended, tries: int = 5) -> tuple[Ended, int]:
+    """Resume until a command ends well or in a way that cannot be resumed; how it ended, and how many it took."""
+    for attempt in range(tries):
+        if ended.code not in RESUMABLE:
+            return ended, attempt
+        ended = launch("resume", str(run), "--quiet")
+    return ended, tries
+
+
+def sweep(flags: list[str], kills: int, who: str, out: Path, draw: random.Random) -> int:
+    """One table; how many runs ended in another state."""
+    whole = out / "undisturbed"
+    first = launch(*flags, "--run", str(whole), "--quiet")
+    if first.code:
+        raise SystemExit(f"the undisturbed run failed:\n{first.text}")
+    expected, rows = state_of(whole), rows_of(whole)
+    print_(f"{' '.join(flags)}\nundisturbed: {first.seconds:.0f} s, round {expected[0]}, weights {expected[1][:16]}")
+    print_(f"{'run':>4} {'killed at':>9} {'committed':>9} {'resumes':>7} {'salvaged':>8}  {'weights':<16}  result")
+    wrong = 0
+    for number in range(1, kills + 1):
+        run = out / f"killed-{number}"
+        moment = draw.uniform(0.0, first.seconds)
+        command = Command(*flags, "--run", str(run), "--quiet")
+        kill(run, who, command, moment)
+        ended = command.end()
+        began = (run / "config.toml").exists()
+        at = state_of(run)[0] if (run / "checkpoints" / "LATEST").exists() else None
+        if began:
+            ended, resumes = resume_to_the_end(run, ended)
+        else:  # killed before there was a directory: the user types the command again
+            ended, resumes = launch(*flags, "--run", str(run), "--quiet"), 0
+        if ended.code:
+            wrong += 1
+            print_(f"{number:>4} {moment:>7.1f} s {at!s:>9} {resumes:>7}: ended with {ended.code}\n{ended.text}")
+            continue
+        state, other = state_of(run), differences(rows, rows_of(run))
+        same = state == expected and not other
+        wrong += not same
+        print_(
+            f"{number:>4} {moment:>7.1f} s {at!s:>9} {resumes:>7} {sum(salvaged_groups(run)):>8}  {state[1][:16]}  "
+            + ("same" if same else f"OTHER: {'; '.join(other[:3])}")
+        )
+    print_(f"{kills - wrong} of {kills} runs ended in the same state\n")
+    return wrong
+
+
+def print_(text: str) -> None:
+    """A line of the table, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Parse, sweep, say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--who", default="driver")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--zero", default="0")
+    parser.add_argument("--ranks", default="1")
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("flags", nargs="*")
+    options = parser.parse_args()
+    flags = options.flags or ["--rollouts", "256", "--rounds", "3", "--eval.size", "64"]
+    out = options.out or Path(tempfile.mkdtemp(prefix="kill-sweep-"))
+    wrong = 0
+    for zero in options.zero.split(","):
+        for ranks in options.ranks.split(","):
+            own = [*flags, "--learner.zero-stage", zero, "--learner.ranks", ranks]
+            draw = random.Random(f"{options.seed} {zero} {ranks}")
+            wrong += sweep(own, options.kills, options.who, out / f"zero{zero}-ranks{ranks}", draw)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
