@@ -1,6 +1,6 @@
 """Kills runs at random moments, resumes them until they end, and compares the end with the undisturbed run.
 
-python tests/faults/kill_sweep.py [--kills 20] [--who driver|learner-0|engine-0] [--out DIR] [--seed 0] [-- LAUNCH FLAGS]
+python tests/faults/kill_sweep.py [--kills 20] [--who driver|learner-0|engine-0] [--out DIR] [--seed 0] [-- FLAGS]
 
 Each line of the table is one run that was killed once, at a moment drawn evenly over the length of the undisturbed run
 (start included), and resumed. Exit code 1 when any of them ends in another state. With `--zero 0,1,2,3 --ranks 1,2` the
@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.faults.runs import Command, Ended, differences, launch, rows_of, salvaged_groups, state_of  # noqa: E402
+from tests.faults.runs import Command, Ended, differences, launch, rows_of, salvaged_groups, state_of
 
 RESUMABLE = (-signal.SIGKILL, 3)
 
