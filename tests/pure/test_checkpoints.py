@@ -119,18 +119,23 @@ def test_eviction_never_takes_the_current_the_newest_or_the_best(
 
 
 def in_child(work: Callable[[], None], kill_after: float | None = None) -> int:
-    """Run in a forked process, killed after some seconds; returns the wait status."""
+    """Run in a forked process, killed some seconds after it began; returns the wait status."""
+    begun, begin = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
+            os.write(begin, b".")
             work()
         except BaseException:  # noqa: BLE001  the child must never return into the test runner
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
+    os.read(begun, 1)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(pid, signal.SIGKILL)
+    os.close(begun)
+    os.close(begin)
     return os.waitpid(pid, 0)[1]
 
 
@@ -169,8 +174,10 @@ def test_a_kill_at_every_point_leaves_the_old_or_the_new_state(
 
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_state(tmp_path: Path) -> None:
     draw = random.Random(5)
-    store = run_of(tmp_path, 1)
-    done = 1
+    began = time.monotonic()
+    store = run_of(tmp_path, 1, 2, 3)
+    one_commit = (time.monotonic() - began) / 3
+    done = 3
 
     def forever() -> None:
         round_ = done
@@ -179,7 +186,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_state(tmp_path: Path) ->
             commit(store, round_)
 
     for _ in range(50):
-        status = in_child(forever, kill_after=draw.uniform(0.0, 0.02))
+        status = in_child(forever, kill_after=draw.uniform(0.0, 3 * one_commit))
         assert os.WIFSIGNALED(status)
         heard: list[str] = []
         round_ = found(store, heard)
@@ -189,7 +196,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_state(tmp_path: Path) ->
         assert checkpoint is not None
         store.adopt(checkpoint)
         done = round_
-    assert done > 1
+    assert done > 3
 
 
 # --- Failed, and tried again ------------------------------------------------------------------------------------------
