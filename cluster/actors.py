@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from cluster import faults
+from cluster.memory import resident
 
 if TYPE_CHECKING:
     from learner.engine import LearnerSettings
@@ -36,8 +37,7 @@ class Shell:
 
     def memory(self) -> int:
         """Resident memory of this process in bytes."""
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        return resident()
 
     def free_port(self) -> tuple[str, int]:
         """This node's address and a port that is free on it now."""

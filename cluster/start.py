@@ -17,6 +17,7 @@ from cluster import transport as transports
 from cluster.actors import LearnerActor, RolloutActor
 from cluster.errors import BrokenPromise, RemoteFailure
 from cluster.learner_group import LearnerGroup
+from cluster.memory import resident
 from cluster.plan import Plan
 from cluster.rollout_pool import RolloutPool
 from cluster.run.config import Config
@@ -79,8 +80,7 @@ class System:
         """Resident bytes by process, the driver included."""
         calls = {name: engine.memory.remote() for name, engine in self.pool.engines.items()}
         calls |= {f"learner-{rank}": actor.memory.remote() for rank, actor in enumerate(self.learners.ranks)}
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return fetch_all(calls, 30.0, "asking for memory") | {"driver": pages * os.sysconf("SC_PAGE_SIZE")}
+        return fetch_all(calls, 30.0, "asking for memory") | {"driver": resident()}
 
     def close(self) -> None:
         """Stop everything; at the end no process of the run is left on this machine."""
