@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +27,7 @@ from cluster.run.checkpoints import MAX_FAILURES, CheckpointStore
 from cluster.run.cli import fields
 from cluster.run.config import Config
 from cluster.run.manifest import Manifest, NotSaved
+from cluster.run.metrics import EventLog
 
 if TYPE_CHECKING:
     from cluster.learner_group import LearnerGroup
@@ -66,7 +68,9 @@ class Commits:
     parameters: int
     """Size of the model."""
     say: Callable[[str], None]
-    """Tells the user, and the event log, what went wrong."""
+    """Tells the user what went wrong."""
+    events: EventLog
+    """Where every checkpoint, made or failed, is noted."""
 
     def __post_init__(self) -> None:
         self._expected = BYTES_PER_PARAMETER * self.parameters
@@ -87,7 +91,7 @@ class Commits:
         if not due:
             return False
         manifest = replace(self.base, round=round_, metrics_offset=metrics_offset, prompts=prompts, score=score)
-        seconds = patience(self._expected)
+        seconds, began = patience(self._expected), time.monotonic()
         try:
             made = self.store.commit(manifest, lambda f: self.learners.save(f, round_, seconds), self._expected)
         except NotSaved as failure:
@@ -96,6 +100,7 @@ class Commits:
                     f"{failure}\n  {'It was the last round' if last else f'{MAX_FAILURES} in a row failed'}, so the "
                     f"run stops; the checkpoint before it is whole."
                 ) from None
+            self.events.append("checkpoint_failed", round=round_, reason=str(failure))
             self.say(f"warning: {failure}\n  The checkpoint before it is whole; the next round tries again.")
             return False
         self._expected = made.manifest.size
@@ -103,6 +108,7 @@ class Commits:
             self.store.evict(round_)
         except OSError as error:
             self.say(f"warning: old checkpoints could not be removed: {error}")
+        self.events.append("checkpoint", round=round_, bytes=made.manifest.size, seconds=time.monotonic() - began)
         return True
 
 

@@ -132,6 +132,7 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
     for note in inputs.notes:
         console.line(f"note       {note}")
     console.line(f"started    {plan.engines} engine(s) and {plan.ranks} rank(s) in {time.monotonic() - began:.1f} s")
+    events = EventLog(folder.path)
     commits = Commits(
         store=opening.store,
         base=base,
@@ -140,6 +141,7 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
         rounds=config.rounds,
         parameters=sum(math.prod(shape) for shape in system.shapes.values()),
         say=console.always,
+        events=events,
     )
     if opening.checkpoint is None:
         commits.start(inputs.prompts.state())
