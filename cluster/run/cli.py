@@ -36,8 +36,13 @@ def parse(argv: Sequence[str], prog: str = "launch.py") -> Config:
 
 
 def _with_absolute_paths(config: Config) -> Config:
-    """Files the user named, as absolute paths: actors run in another directory."""
+    """Files the user named, as absolute paths: actors run in another directory, and a resume may be typed in one."""
     settings: dict[str, Any] = {}
+    named = {"model": config.model, "prompts": config.prompts, "eval.prompts": config.eval.prompts}
+    for name, value in named.items():
+        # A plain word is the name of something built in, whatever files are called like it.
+        if ("/" in value or Path(value).suffix) and Path(value).exists():
+            settings[name] = str(Path(value).absolute())
     if config.learner.loss.endswith(".py"):
         settings["learner.loss"] = str(Path(config.learner.loss).absolute())
     file, colon, function = config.reward_function.partition(":")

@@ -169,6 +169,14 @@ def test_settings_that_change_results_may_not(words: list[str], named: str, tmp_
     assert named in str(refused.value)
 
 
+def test_a_resume_may_be_typed_in_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.jsonl").write_text("")
+    monkeypatch.chdir(tmp_path)
+    run, _ = saved_run(tmp_path, "--prompts", "rows.jsonl")
+    monkeypatch.chdir("/")
+    assert requested([str(run)])[0].prompts == str(tmp_path / "rows.jsonl")
+
+
 @pytest.mark.parametrize("words", [[], ["--rounds", "3"], ["nowhere"], ["../../x"]])
 def test_a_resume_of_nothing_says_so(words: list[str]) -> None:
     with pytest.raises(PlanError, match=r"needs a run directory|holds no run"):
