@@ -2,7 +2,8 @@
 
 Without that variable nothing here does anything. Points: gen.before gen.mid score pack fwd bwd before_step sync.send
 sync.recv ckpt.shard ckpt.vote ckpt.manifest ckpt.rename ckpt.latest ckpt.evict. Actions: kill9 stop raise sleep
-enospc, and nan, which the place itself carries out. `@n` waits for the n-th time the place is reached in that round.
+enospc, and nan, which the place itself carries out. `@n` waits for the n-th time the place is reached in that round,
+`@0` means every time.
 With `once` the fault leaves a mark and does not come back in a process that replaces this one.
 """
 
@@ -37,7 +38,7 @@ class Fault:
     once: bool
     """Not again after it has happened."""
     time: int = 1
-    """At which time of reaching the place."""
+    """At which time of reaching the place; 0: every time."""
 
 
 def parse_fault(text: str) -> Fault | None:
@@ -60,7 +61,7 @@ def reach(point: str, rank: int, round_: int, marks: Path | None = None) -> bool
     if fault is None or (fault.point, fault.rank, fault.round) != (point, rank, round_):
         return False
     _reached[(point, rank, round_)] += 1
-    if _reached[(point, rank, round_)] != fault.time:
+    if fault.time and fault.time != _reached[(point, rank, round_)]:
         return False
     if fault.once and marks is not None:
         try:

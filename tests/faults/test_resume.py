@@ -29,20 +29,29 @@ def was_killed(ended: Ended) -> bool:
     return ended.code == -signal.SIGKILL
 
 
-def test_a_run_killed_in_every_round_and_resumed_is_the_same_run(undisturbed: Path, tmp_path: Path) -> None:
-    run = tmp_path / "killed"
-    # Before round 1 is published; then with half of round 2 generated; then between rename and LATEST of round 3.
-    ended = launch(*SMALL, "--run", str(run), fault="sync.send:0:1:kill9")
+def test_a_run_stopped_in_every_round_and_resumed_is_the_same_run(undisturbed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "stopped"
+    ended = launch(*SMALL, "--run", str(run), fault="sync.send:0:1:kill9")  # updated, not yet published
     assert was_killed(ended), ended.text
     assert state_of(run)[0] == 0
-    for fault, committed in (("score@2:0:2:kill9", 1), ("ckpt.latest:0:3:kill9", 2)):
-        ended = launch("resume", str(run), fault=fault)
-        assert was_killed(ended), ended.text
-        assert state_of(run)[0] == committed
+
+    ended = launch("resume", str(run), fault="score@2:0:2:kill9")  # half of the round is generated
+    assert was_killed(ended), ended.text
+    assert state_of(run)[0] == 1
+
+    ended = launch("resume", str(run), fault="bwd@0:0:3:nan")  # no step of the round is finite
+    assert ended.code == 3, ended.text
+    assert "3 optimizer steps were not finite" in ended.text
+    assert f"resume {run}" in ended.text
+    assert state_of(run)[0] == 2
+
+    ended = launch("resume", str(run), fault="ckpt.latest:0:3:kill9")  # renamed, not yet named
+    assert was_killed(ended), ended.text
+    assert state_of(run)[0] == 2
+
     ended = launch("resume", str(run))
     assert ended.code == 0, ended.text
-
-    assert salvaged_groups(run) == [4, 2, 4]
+    assert salvaged_groups(run) == [4, 2, 4, 4]
     assert differences(rows_of(undisturbed), rows_of(run)) == []
     assert state_of(run) == state_of(undisturbed)
     assert (run / "model/model.safetensors").read_bytes() == (undisturbed / "model/model.safetensors").read_bytes()

@@ -523,6 +523,9 @@ def test_a_fault_happens_at_its_place_only(monkeypatch: pytest.MonkeyPatch, tmp_
     assert not faults.reach("bwd", 0, 7)
     assert not faults.reach("bwd", 1, 8)
     assert not faults.reach("fwd", 1, 7)
+    monkeypatch.setenv(faults.VARIABLE, "bwd@0:1:7:nan")
+    assert faults.reach("bwd", 1, 7)
+    assert faults.reach("bwd", 1, 7)
 
 
 def test_a_fault_that_happens_once_is_remembered_by_the_next_process(
