@@ -10,7 +10,7 @@ from cluster.errors import BrokenPromise, PlanError
 from cluster.plan import Plan
 from cluster.run import cli
 from cluster.run.checkpoints import Checkpoint, CheckpointStore
-from cluster.run.commits import CHANGES_NO_RESULT, library_versions, patience, result_settings
+from cluster.run.commits import CHANGES_NO_RESULT, patience, result_settings
 from cluster.run.config import Config
 from cluster.run.findings import Finding
 from cluster.run.manifest import Manifest, setting_differences
@@ -143,7 +143,8 @@ def _tell(run: Run, manifest: Manifest, moved: list[Path]) -> None:
     )
     for path in moved:
         run.console.line(f"note       what came after it is done again; the first attempt was moved to {path}")
-    other = [f"{name} {was} -> {now}" for name, was, now in setting_differences(manifest.versions, library_versions())]
+    now = run.commits.base.versions
+    other = [f"{name} {before} -> {after}" for name, before, after in setting_differences(manifest.versions, now)]
     if manifest.code != run.commits.base.code:
         other.append("the code of rollearn")
     if other:

@@ -14,7 +14,7 @@ from cluster.plan import make_plan, read_model_facts
 from cluster.resources import Resources
 from cluster.run import cli
 from cluster.run.checkpoints import Checkpoint, CheckpointStore
-from cluster.run.commits import CHANGES_NO_RESULT, Commits, model_digest, result_settings
+from cluster.run.commits import CHANGES_NO_RESULT, Commits, model_digest, own_files, result_settings
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
 from cluster.run.manifest import Manifest
@@ -279,6 +279,17 @@ def test_a_model_is_told_by_its_configuration_and_tokenizer(tmp_path: Path) -> N
     assert model_digest(str(tmp_path)) == first
     (tmp_path / "tokenizer.json").write_text('{"a": 1}')
     assert model_digest(str(tmp_path)) != first
+
+
+def test_a_changed_reward_file_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def score(): return 1")
+    config = cli.parse(["--reward", f"{file}:score"])
+    first = own_files(config)
+    file.write_text("def score(): return 2")
+    assert own_files(config).keys() == first.keys() == {str(file)}
+    assert own_files(config) != first
+    assert own_files(cli.parse(["--reward", "package.module:score"])) == {}
 
 
 # --- The directory ----------------------------------------------------------------------------------------------------
