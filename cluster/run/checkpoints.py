@@ -135,8 +135,7 @@ class CheckpointStore:
         Checkpoints of later rounds are moved to `discarded.<time>/`, which is returned; those rounds are done again.
         """
         self._point_to(checkpoint.path.name)
-        for path in self.path.glob(".tmp-*"):
-            _remove(path)
+        self.remove_leftovers()
         later = [p for p in self.path.iterdir() if (round_of(p.name) or 0) > checkpoint.manifest.round]
         if not later:
             return None
@@ -146,6 +145,11 @@ class CheckpointStore:
             path.rename(target / path.name)
         sync_folder(self.path)
         return target
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed commit left behind; only while nobody commits."""
+        for path in self.path.glob(".tmp-*"):
+            _remove(path)
 
     @contextmanager
     def _temporary(self, round_: int) -> Iterator[Path]:

@@ -77,8 +77,12 @@ class Commits:
 
     def start(self, prompts: Mapping[str, Any]) -> None:
         """Round 0, before anything is generated: model and seed give its state, so there is nothing to save."""
+        self.store.remove_leftovers()
         weights = self.learners.fingerprint(patience(self._expected))
-        self.store.commit(replace(self.base, initial=True, weights=weights, prompts=prompts), lambda _: {}, 0)
+        try:
+            self.store.commit(replace(self.base, initial=True, weights=weights, prompts=prompts), lambda _: {}, 0)
+        except NotSaved as failure:
+            raise BrokenPromise(f"{failure}\n  Nothing was generated yet.") from None
 
     def after(self, round_: int, metrics_offset: int, prompts: Mapping[str, Any], score: float | None) -> bool:
         """Commit a round when a checkpoint is due (or the last one failed); True when it counts from now on.

@@ -36,7 +36,7 @@ class RunFolder:
         folder = cls(path)
         path.mkdir(parents=True, exist_ok=True)
         folder.lock()
-        if (path / "metrics.jsonl").exists() or (path / "checkpoints" / "LATEST").exists():
+        if (path / "metrics.jsonl").exists() or any(path.glob("checkpoints/round-*")):
             folder.release()
             raise PlanError(f"--run {path} already holds a run.\n  Give another directory, or: launch.py resume {path}")
         folder._make_parts()

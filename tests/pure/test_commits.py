@@ -304,9 +304,31 @@ def test_a_directory_with_a_committed_start_is_not_taken_for_a_new_run(tmp_path:
         RunFolder.create(run)
 
 
+def test_a_start_that_was_renamed_but_not_yet_named_is_resumed(tmp_path: Path) -> None:
+    run, _ = saved_run(tmp_path)
+    commits_of(run, [])
+    (run / "checkpoints" / "LATEST").unlink()
+    with pytest.raises(PlanError, match="already holds a run"):
+        RunFolder.create(run)
+    heard: list[str] = []
+    checkpoint = CheckpointStore(run).find_latest(heard.append)
+    assert checkpoint is not None
+    assert checkpoint.manifest.initial
+    assert "LATEST is missing" in heard[0]
+
+
 def test_a_directory_whose_start_was_cut_short_can_be_used_again(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run").release()
+    (tmp_path / "run" / "checkpoints" / ".tmp-round-00000-ab").mkdir(parents=True)
     RunFolder.create(tmp_path / "run").release()
+    commits_of(tmp_path / "run", [])
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["LATEST", "round-00000"]
+
+
+def test_a_start_that_cannot_be_written_stops_before_anything_is_generated(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(BrokenPromise, match="Nothing was generated"):
+        commits_of(tmp_path, [])
 
 
 def test_a_run_in_use_cannot_be_resumed(tmp_path: Path) -> None:
