@@ -60,6 +60,7 @@ def test_a_run_stopped_in_every_round_and_resumed_is_the_same_run(undisturbed: P
     assert not list((run / "checkpoints").glob(".tmp-*"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_one_checkpoint_and_a_finished_run_goes_on_when_it_is_given_more_rounds(
     undisturbed: Path, tmp_path: Path
 ) -> None:
