@@ -2,9 +2,9 @@
 
 python tests/faults/kill_sweep.py [--kills 20] [--who driver|learner-0|engine-0] [--out DIR] [--seed 0] [-- FLAGS]
 
-Each line of the table is one run that was killed once, at a moment drawn evenly over the length of the undisturbed run
-(start included), and resumed. Exit code 1 when any of them ends in another state. With `--zero 0,1,2,3 --ranks 1,2` the
-sweep is repeated for every combination.
+Each line of the table is one run that was killed once and resumed. Every fifth kill comes while the run starts; the
+others at a moment drawn evenly over what comes after its start was committed (`+` in the table). Exit code 1 when any of
+them ends in another state. With `--zero 0,1,2,3 --ranks 1,2` the sweep is repeated for every combination.
 """
 
 from __future__ import annotations
@@ -24,6 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.faults.runs import Command, Ended, differences, launch, rows_of, salvaged_groups, state_of
 
 RESUMABLE = (-signal.SIGKILL, 3)
+
+
+def await_start(run: Path, command: Command) -> float:
+    """Seconds until the start of a run was committed (or the command had ended)."""
+    began = time.monotonic()
+    while not (run / "checkpoints" / "LATEST").exists() and command.process.poll() is None:
+        time.sleep(0.02)
+    return time.monotonic() - began
 
 
 def kill(run: Path, who: str, command: Command, seconds: float) -> None:
@@ -49,7 +57,9 @@ def resume_to_the_end(run: Path, ended: Ended, tries: int = 5) -> tuple[Ended, i
 def sweep(flags: list[str], kills: int, who: str, out: Path, draw: random.Random) -> int:
     """One table; how many runs ended in another state."""
     whole = out / "undisturbed"
-    first = launch(*flags, "--run", str(whole), "--quiet")
+    command = Command(*flags, "--run", str(whole), "--quiet")
+    start = await_start(whole, command)
+    first = command.end()
     if first.code:
         raise SystemExit(f"the undisturbed run failed:\n{first.text}")
     expected, rows = state_of(whole), rows_of(whole)
@@ -58,8 +68,12 @@ def sweep(flags: list[str], kills: int, who: str, out: Path, draw: random.Random
     wrong = 0
     for number in range(1, kills + 1):
         run = out / f"killed-{number}"
-        moment = draw.uniform(0.0, first.seconds)
+        early = number % 5 == 0
+        moment = draw.uniform(0.0, start if early else first.seconds - start)
+        when = f"{'' if early else '+'}{moment:.1f} s"
         command = Command(*flags, "--run", str(run), "--quiet")
+        if not early:
+            await_start(run, command)
         kill(run, who, command, moment)
         ended = command.end()
         began = (run / "config.toml").exists()
@@ -70,13 +84,13 @@ def sweep(flags: list[str], kills: int, who: str, out: Path, draw: random.Random
             ended, resumes = launch(*flags, "--run", str(run), "--quiet"), 0
         if ended.code:
             wrong += 1
-            print_(f"{number:>4} {moment:>7.1f} s {at!s:>9} {resumes:>7}: ended with {ended.code}\n{ended.text}")
+            print_(f"{number:>4} {when:>9} {at!s:>9} {resumes:>7}: ended with {ended.code}\n{ended.text}")
             continue
         state, other = state_of(run), differences(rows, rows_of(run))
         same = state == expected and not other
         wrong += not same
         print_(
-            f"{number:>4} {moment:>7.1f} s {at!s:>9} {resumes:>7} {sum(salvaged_groups(run)):>8}  {state[1][:16]}  "
+            f"{number:>4} {when:>9} {at!s:>9} {resumes:>7} {sum(salvaged_groups(run)):>8}  {state[1][:16]}  "
             + ("same" if same else f"OTHER: {'; '.join(other[:3])}")
         )
     print_(f"{kills - wrong} of {kills} runs ended in the same state\n")
