@@ -97,7 +97,7 @@ def _happen(fault: Fault) -> bool:
     elif fault.action == "sleep":
         time.sleep(SLEEP_SECONDS)
     elif fault.action == "enospc":
-        raise OSError(errno.ENOSPC, f"injected at {fault.point}")
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (injected at {fault.point})")
     elif fault.action == "raise":
         raise RuntimeError(f"injected at {fault.point}, rank {fault.rank}, round {fault.round}")
     return fault.action == "nan"

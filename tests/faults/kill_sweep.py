@@ -3,8 +3,8 @@
 python tests/faults/kill_sweep.py [--kills 20] [--who driver|learner-0|engine-0] [--out DIR] [--seed 0] [-- FLAGS]
 
 Each line of the table is one run that was killed once and resumed. Every fifth kill comes while the run starts; the
-others at a moment drawn evenly over what comes after its start was committed (`+` in the table). Exit code 1 when any of
-them ends in another state. With `--zero 0,1,2,3 --ranks 1,2` the sweep is repeated for every combination.
+others at a moment drawn evenly over what comes after its start was committed (`+` in the table). Exit code 1 when any
+of them ends in another state. With `--zero 0,1,2,3 --ranks 1,2` the sweep is repeated for every combination.
 """
 
 from __future__ import annotations
