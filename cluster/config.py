@@ -20,12 +20,8 @@ class ClusterConfig:
     """How weights travel: object_store, broadcast (auto: object_store on a CPU)."""
     address: str = ""
     """Ray cluster to join (default: a private one on this machine)."""
-    start_timeout: float = 300.0
-    """Seconds an actor may take to start."""
     heartbeat: float = 60.0
     """Seconds an engine or rank may go without any progress."""
-    sync_timeout: float = 300.0
-    """Seconds a weight sync may take."""
     mismatch_limit: float | None = None
     """Largest |engine - learner| log-prob of a token before the run stops (default: 0.02 in float32, else 1.0)."""
     grace: float = 10.0

@@ -27,6 +27,8 @@ from rollout.rewards.custom import CORRECTNESS, TIMED_OUT, RewardInput, clean, s
 from rollout.scoring import RIGHT_FROM, Graded, Scoring, answer_mode, own_scorer, score_group, settle_group
 from rollout.types import DoubleArray, Group, ScoredGroup, UserError
 
+WORKERS = 2
+"""Grading processes; they start only when an answer needs one."""
 _REMEMBERED = 100_000
 _SECONDS_OVER = 1.0  # an async function enforces its own deadlines; ours stands a little behind
 
@@ -321,7 +323,7 @@ class ScorerPool:
     def _lane(self, spec: str) -> Lane:
         if spec not in self._lanes:
             config = self.config
-            self._lanes[spec] = Lane(spec, config.memory_mb, config.deadline, config.workers, self._selector, self._log)
+            self._lanes[spec] = Lane(spec, config.memory_mb, config.deadline, WORKERS, self._selector, self._log)
         return self._lanes[spec]
 
     def _enqueue(self, spec: str, jobs: list[Job]) -> None:

@@ -29,6 +29,10 @@ from rollout import engine as rollout_engine
 from rollout.seeds import stable_hash
 
 SENTINEL_ROWS = 4
+START_SECONDS = 600.0
+"""An actor may take this long to start (a large model is read from a slow disk)."""
+SYNC_SECONDS = 600.0
+"""A weight sync may take this long."""
 
 
 @dataclass
@@ -50,7 +54,7 @@ class System:
     def launch(self, model: str) -> None:
         """Start all actors on a model directory at once, wait for all of them, and connect the transport."""
         self.model = model
-        seconds = self.config.cluster.start_timeout
+        seconds = START_SECONDS
         engines = {f"engine-{index}": self._engine_actor(f"engine-{index}") for index in range(self.plan.engines)}
         ranks = [self._rank_actor(rank) for rank in range(self.plan.ranks)]
         host, port = fetch(ranks[0].free_port.remote(), seconds, "starting learner-0")
@@ -99,7 +103,7 @@ class System:
             self.shapes,
             version,
             self.plan.engine_dtype,
-            self.config.cluster.sync_timeout,
+            SYNC_SECONDS,
         )
 
     def _replace_engine(self, name: str) -> Any:
@@ -119,7 +123,7 @@ class System:
     def _await(self, calls: dict[str, Any]) -> None:
         """Wait until actors are up; write down who and where they are."""
         try:
-            started = fetch_all(calls, self.config.cluster.start_timeout, "starting the actors")
+            started = fetch_all(calls, START_SECONDS, "starting the actors")
         except RemoteFailure as failure:
             logs = [f"  log of {name}: {self.folder.logs / name}.log" for name in calls if name in str(failure)]
             raise RemoteFailure("\n".join([str(failure), *logs])) from None
@@ -169,7 +173,6 @@ class System:
             zero_stage=learner.zero_stage,
             lr=plan.lr,
             warmup_steps=learner.warmup_steps,
-            beta2=learner.beta2,
             weight_decay=learner.weight_decay,
             grad_clip=learner.grad_clip,
             microbatch_tokens=learner.microbatch_tokens or (4096 if plan.device == "cpu" else 16384),

@@ -54,8 +54,6 @@ class LearnerConfig:
     """Largest gradient norm (0: no clipping)."""
     weight_decay: float = 0.0
     """AdamW weight decay."""
-    beta2: float = 0.999
-    """AdamW beta2."""
     warmup_steps: int = 0
     """Optimizer steps over which the learning rate rises to its value."""
     gradient_checkpointing: bool = False

@@ -21,6 +21,7 @@ CPU_ENVIRONMENT = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
 }
 GPU_ENVIRONMENT: dict[str, str] = {}
+ADAM_BETAS = (0.9, 0.999)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,6 @@ class LearnerSettings:
     """Learning rate after warm-up."""
     warmup_steps: int
     """Steps over which it rises."""
-    beta2: float
-    """AdamW beta2."""
     weight_decay: float
     """AdamW weight decay."""
     grad_clip: float
@@ -86,7 +85,7 @@ class LearnerEngine:
         if settings.gradient_checkpointing:
             self.policy.hf.gradient_checkpointing_enable({"use_reentrant": False})
         optimizer = torch.optim.AdamW(
-            self.policy.parameters(), lr=settings.lr, betas=(0.9, settings.beta2), weight_decay=settings.weight_decay
+            self.policy.parameters(), lr=settings.lr, betas=ADAM_BETAS, weight_decay=settings.weight_decay
         )
         self._plain = settings.zero_stage == 0 and settings.dtype == "float32"
         self._norm = torch.tensor(0.0)

@@ -54,8 +54,6 @@ class RewardConfig:
     """Seconds one answer may take to grade; then it is wrong."""
     memory_mb: int = 1024
     """Memory one grading process may take, MiB; beyond it the answer is wrong."""
-    workers: int = 2
-    """Grading processes (started only when an answer needs one)."""
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ _PLANNED = ("device", "learner_dtype", "engine_dtype", "lr", "max_new_tokens", "
 CHANGES_NO_RESULT = frozenset(
     {
         "rounds", "run", "quiet", "log_json", "tracker",
-        "rollout.engines", "rollout.max_num_seqs", "rollout.gpu_memory", "rollout.kv_cache_gib", "reward.workers",
+        "rollout.engines", "rollout.max_num_seqs", "rollout.gpu_memory", "rollout.kv_cache_gib",
         "learner.microbatch_tokens", "learner.gradient_checkpointing",
-        "cluster.placement", "cluster.transport", "cluster.address", "cluster.start_timeout", "cluster.heartbeat",
-        "cluster.sync_timeout", "cluster.mismatch_limit", "cluster.grace",
+        "cluster.placement", "cluster.transport", "cluster.address", "cluster.heartbeat",
+        "cluster.mismatch_limit", "cluster.grace",
         "checkpoint.every", "checkpoint.keep", "doctor.stop_on",
         # The content is compared instead of the name, and the ranks with those that wrote the checkpoint.
         "model", "prompts", "eval.prompts", "learner.ranks",

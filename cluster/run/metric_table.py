@@ -248,7 +248,7 @@ METRICS: Final[tuple[MetricDoc, ...]] = (
     ),
     MetricDoc(
         "time/score", "time spent on scoring after the last response had come", "s", "about 0",
-        "High: a slow reward function; raise --reward.workers.",
+        "High: a slow reward function.",
     ),
     MetricDoc("time/learn", "time for the steps of the round", "s", "steady", "Grows with response/length."),
     MetricDoc(

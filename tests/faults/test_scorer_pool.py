@@ -95,7 +95,7 @@ def test_plain_answers_start_no_process(pool):
 
 
 def test_a_hundred_good_answers_are_not_held_up_by_a_hanging_one_and_a_memory_bomb(pool):
-    scorer = pool(RewardConfig(deadline=120.0, memory_mb=256, workers=2))
+    scorer = pool(RewardConfig(deadline=120.0, memory_mb=256))
     warm(scorer)
     for number in range(2, 12):
         scorer.submit(good(number))

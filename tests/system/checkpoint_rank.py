@@ -48,7 +48,7 @@ def main() -> None:
     dtype, folder, mode = sys.argv[5], Path(sys.argv[6]), sys.argv[7]
     settings = LearnerSettings(
         model=str(DEMO), rank=rank, ranks=ranks, device="cpu", dtype=dtype, zero_stage=zero, lr=1e-3, warmup_steps=9,
-        beta2=0.999, weight_decay=0.0, grad_clip=1.0, microbatch_tokens=256, objective=Objective(kl="k3_weighted"),
+        weight_decay=0.0, grad_clip=1.0, microbatch_tokens=256, objective=Objective(kl="k3_weighted"),
         score_temperature=1.0, old_logprobs="recompute", ref_refresh_steps=4, gradient_checkpointing=False,
         offload=False, sentinel_rows=2, mismatch_limit=1e9, collective_timeout=120.0, seed=rank,
     )  # fmt: skip

@@ -89,7 +89,7 @@ def _live_norms(view: RunView) -> Series:
     cause="Single steps have a gradient many times the usual: one odd response (very long, very unlikely tokens) or a "
     "ratio that blew up. One such step can undo many; a non-finite one was skipped.",
     cure="(1) Keep --learner.grad-clip 1. (2) Bound the ratio: --learner.dual-clip 3. (3) Lower --learner.lr, or raise "
-    "--learner.beta2 and --learner.warmup-steps if it happens early. (4) See that round's groups in launch.py report.",
+    "--learner.warmup-steps if it happens early. (4) See that round's groups in launch.py report.",
 )
 def grad_spike(view: RunView) -> Sign | None:
     """Non-finite or skipped steps, or norms far above those just before that do not stay there."""
