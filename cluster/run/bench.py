@@ -23,7 +23,8 @@ from cluster.run.cli import apply_settings
 from cluster.run.config import Config
 
 if TYPE_CHECKING:
-    from cluster.run.stages import Round, Run
+    from cluster.run.round import Round
+    from cluster.run.stages import Run
     from rollout.types import ScoredGroup
 
 
@@ -96,7 +97,7 @@ def training_config(bench: BenchConfig) -> Config:
 
 def measure(run: Run, bench: BenchConfig) -> dict[str, object]:
     """Seconds of each part (medians), tokens per second, and the efficiency."""
-    run.fixed_length = bench.fixed_length
+    run.generation.fixed_length = bench.fixed_length
     run.sync(version=0)
     samples: list[dict[str, float]] = []
     for turn in run.rounds():
@@ -133,7 +134,9 @@ def _round(run: Run, turn: Round, fixed_length: bool) -> dict[str, float]:
     run.record(turn, groups)
     whole = time.monotonic() - began_round
     began = time.monotonic()
-    tokens = sum(len(g.token_ids) for items in run.system.pool.generate(requests, run.sampling()) for g in items)
+    tokens = sum(
+        len(g.token_ids) for items in run.system.pool.generate(requests, run.generation.sampling()) for g in items
+    )
     generate = time.monotonic() - began
     began = time.monotonic()
     run.system.learners.update(batch, lambda done: None)

@@ -121,8 +121,10 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
     if opening.checkpoint is not None:
         check_inputs(opening.checkpoint.manifest, inputs, base.model)
     system.launch(inputs.model)
+    from cluster.run.generation import Generation
     from cluster.run.journal import Journal
     from cluster.run.metrics import EventLog, MetricsLog
+    from cluster.run.recording import Recording
     from cluster.run.stages import Run
     from cluster.scorer_pool import ScorerPool
 
@@ -149,23 +151,13 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
     first_round = 0 if opening.checkpoint is None else opening.checkpoint.manifest.round + 1
     trackers = Trackers(choose_trackers(config.tracker), folder.path, events, first_round=first_round)
     stack.callback(trackers.close)
-    run = Run(
-        config=config,
-        plan=plan,
-        folder=folder,
-        system=system,
-        prompts=inputs.prompts,
-        held_out=inputs.held_out,
-        scorer=scorer,
-        console=console,
-        journal=journal,
-        metrics=MetricsLog(folder.path),
-        events=events,
-        trackers=trackers,
-        commits=commits,
-        tokenizer=inputs.tokenizer,
-        stop_token_ids=inputs.stop_token_ids,
+    generation = Generation(
+        config, plan, system, inputs.prompts, scorer, journal, console, stop_token_ids=inputs.stop_token_ids
     )
+    recording = Recording(
+        config, plan, system, inputs.prompts, journal, console, MetricsLog(folder.path), events, trackers, commits
+    )
+    run = Run(config, plan, folder, system, console, generation, recording, inputs.held_out, inputs.tokenizer)
     system.pool.on_loss = run.engine_lost
     if opening.checkpoint is not None:
         restore(run, opening.checkpoint)

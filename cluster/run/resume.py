@@ -100,7 +100,7 @@ def check_inputs(manifest: Manifest, inputs: Inputs, model: str) -> None:
 
 def restore(run: Run, checkpoint: Checkpoint) -> None:
     """Put everything back to the committed round: weights, optimizer, randomness, prompts, metrics, journal."""
-    manifest = checkpoint.manifest
+    manifest, recording = checkpoint.manifest, run.recording
     seconds = patience(manifest.size)
     if manifest.initial:
         weights = run.system.learners.fingerprint(seconds)
@@ -112,43 +112,43 @@ def restore(run: Run, checkpoint: Checkpoint) -> None:
             f"{manifest.weights[:12]}). "
             + ("The weights of the model directory have changed." if manifest.initial else "This is a fault of ours.")
         )
-    run.prompts.restore(manifest.prompts)
-    moved = [run.commits.store.adopt(checkpoint), run.metrics.truncate_to(manifest.metrics_offset)]
-    run.journal.retire(manifest.round)
-    moved.append(run.journal.set_aside(manifest.round))
-    for scored in run.journal.load(manifest.round + 1):
+    run.generation.prompts.restore(manifest.prompts)
+    moved = [recording.commits.store.adopt(checkpoint), recording.metrics.truncate_to(manifest.metrics_offset)]
+    recording.journal.retire(manifest.round)
+    moved.append(recording.journal.set_aside(manifest.round))
+    for scored in recording.journal.load(manifest.round + 1):
         if scored.group.weights_version != manifest.round:
             raise BrokenPromise(
                 f"the journal of round {manifest.round + 1} holds groups of weights version "
-                f"{scored.group.weights_version}, not {manifest.round}.\n  Remove it from {run.journal.folder} and "
-                f"resume again."
+                f"{scored.group.weights_version}, not {manifest.round}.\n  Remove it from "
+                f"{recording.journal.folder} and resume again."
             )
-        run.salvaged[scored.group.request.key] = scored
-    run.rows = read_metrics(run.folder.path)
+        run.generation.salvaged[scored.group.request.key] = scored
+    recording.rows = read_metrics(run.folder.path)
     if run.weights_version != manifest.round:
         raise BrokenPromise(
-            f"{METRICS} ends with round {run.metrics.last_round} at the offset of round {manifest.round}"
+            f"{METRICS} ends with round {recording.metrics.last_round} at the offset of round {manifest.round}"
         )
     said = [event for event in read_events(run.folder.path) if event.get("kind") == "finding"]
-    run.findings = [Finding(**event["finding"]) for event in said if (event["round"] or 0) <= manifest.round]
+    recording.findings = [Finding(**event["finding"]) for event in said if (event["round"] or 0) <= manifest.round]
     _tell(run, manifest, [path for path in moved if path is not None])
 
 
 def _tell(run: Run, manifest: Manifest, moved: list[Path]) -> None:
     """What a person and the event log should know about this resume."""
-    kept = len(run.salvaged)
+    kept, recording = len(run.generation.salvaged), run.recording
     run.console.line(
         f"resumed    after round {manifest.round}, {manifest.steps} optimizer steps"
         + (f"; {kept} groups of round {manifest.round + 1} are already there" if kept else "")
     )
     for path in moved:
         run.console.line(f"note       what came after it is done again; the first attempt was moved to {path}")
-    now = run.commits.base.versions
+    now = recording.commits.base.versions
     other = [f"{name} {before} -> {after}" for name, before, after in setting_differences(manifest.versions, now)]
-    if manifest.code != run.commits.base.code:
+    if manifest.code != recording.commits.base.code:
         other.append("the code of rollearn")
     if other:
         run.console.always(f"warning: not the same as when the run was started: {', '.join(other)}; results may differ")
-    run.events.append(
+    recording.events.append(
         "resume", round=manifest.round, salvaged_groups=kept, moved=[str(path) for path in moved], differs=other
     )

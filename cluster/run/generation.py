@@ -1,0 +1,169 @@
+"""From prompts to scored groups: what is asked of the engines, what is salvaged, kept, replaced or dropped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster import faults
+from cluster.errors import BrokenPromise
+from cluster.plan import Plan
+from cluster.run.config import Config
+from cluster.run.console import Console
+from cluster.run.credit import without_signal
+from cluster.run.journal import Journal
+from cluster.run.round import Round
+from cluster.scorer_pool import ScorerPool
+from cluster.start import System
+from rollout.engine import Sampling
+from rollout.seeds import group_seed
+from rollout.stream import PromptStream
+from rollout.types import GroupRequest, Prompt, ScoredGroup
+
+MAX_GRADER_ERRORS = 0.01
+
+
+@dataclass
+class Generation:
+    """Asks, scores and journals; one per run."""
+
+    config: Config
+    plan: Plan
+    system: System
+    prompts: PromptStream
+    scorer: ScorerPool
+    journal: Journal
+    console: Console
+    stop_token_ids: tuple[int, ...]
+    salvaged: dict[tuple[str, int], ScoredGroup] = field(default_factory=dict)
+    """Groups of an interrupted round, from its journal: they are not generated again."""
+    fixed_length: bool = False
+
+    def requests(self, turn: Round) -> list[GroupRequest]:
+        """The groups of the round: prompts drawn, each assigned to its minibatch before anything is generated."""
+        drawn = [prompt for prompt, _ in self.prompts.take(self.plan.prompts)]
+        return [
+            self._request(turn, prompt, inner * self.plan.minibatches + position // self.plan.groups_per_minibatch)
+            for inner in range(self.config.learner.inner_updates)
+            for position, prompt in enumerate(drawn)
+        ]
+
+    def scored_groups(self, turn: Round, requests: Sequence[GroupRequest]) -> list[ScoredGroup]:
+        """Scored groups in the order of the requests; scoring hides behind generation, and all of it is journalled.
+
+        Groups without signal are replaced by fresh ones under dynamic sampling; groups whose grader failed are dropped.
+        """
+        kept: dict[int, ScoredGroup] = {}
+        open_slots = dict(enumerate(requests))
+        for attempt in range(self.config.filter.max_refills + 1):
+            slots = {request.key: slot for slot, request in open_slots.items()}
+            for scored in self._scored(turn, list(open_slots.values()), "generate" if not attempt else "refill"):
+                slot = slots[scored.group.request.key]
+                if scored.errors:
+                    turn.drop(scored, "grader_error")
+                    del open_slots[slot]
+                elif self.config.filter.dynamic_sampling and without_signal(self.config, scored):
+                    turn.drop(scored, "no_signal")
+                else:
+                    kept[slot] = scored
+                    del open_slots[slot]
+            self._check_grader(turn, requests)
+            if not open_slots:
+                break
+            fresh = self.prompts.take(len(open_slots))
+            open_slots = {
+                slot: self._request(turn, prompt, request.minibatch)
+                for (slot, request), (prompt, _) in zip(open_slots.items(), fresh, strict=True)
+            }
+        if open_slots:
+            raise BrokenPromise(
+                f"round {turn.number}: {len(open_slots)} of {len(requests)} groups still have no reward spread after "
+                f"{self.config.filter.max_refills} refills.\n  The prompts are too easy or too hard for the model; "
+                f"use others, raise --filter.max-refills, or train without --filter.dynamic-sampling."
+            )
+        return [kept[slot] for slot in sorted(kept)]
+
+    def held_out(self, prompts: Sequence[Prompt]) -> list[ScoredGroup]:
+        """Held-out prompts answered and scored: sampled at temperature 1, the same seeds every time."""
+        requests = [
+            GroupRequest(p, -1, 0, 0, self.config.eval.samples, group_seed(self.config.seed, -1, 0, p.row_id))
+            for p in prompts
+        ]
+        return list(self._stream(requests, self.sampling(temperature=1.0), "held-out"))
+
+    def sampling(self, temperature: float | None = None) -> Sampling:
+        """How responses are sampled: as configured, or plainly at a temperature (evaluation)."""
+        rollout = self.config.rollout
+        plain = temperature is not None
+        return Sampling(
+            temperature=rollout.temperature if temperature is None else temperature,
+            top_p=1.0 if plain else rollout.top_p,
+            top_k=0 if plain else rollout.top_k,
+            max_new_tokens=self.plan.max_new_tokens,
+            stop_token_ids=self.stop_token_ids,
+            fixed_length=self.fixed_length,
+        )
+
+    def _scored(self, turn: Round, requests: list[GroupRequest], name: str) -> Iterator[ScoredGroup]:
+        self.console.phase(name, total=len(requests))
+        began = time.monotonic()
+        kept = [scored for request in requests if (scored := self._salvage(request)) is not None]
+        yield from kept
+        known = {scored.group.request.key for scored in kept}
+        missing = [request for request in requests if request.key not in known]
+        for scored in self._stream(missing, self.sampling(), "groups"):
+            self.journal.append(scored)
+            faults.reach("score", 0, turn.number)
+            yield scored
+        self.journal.sync(turn.number)
+        turn.row["time/generate"] = turn.row.get("time/generate", 0.0) + self._generated_at - began
+        turn.row["time/score"] = turn.row.get("time/score", 0.0) + time.monotonic() - self._generated_at
+
+    def _salvage(self, request: GroupRequest) -> ScoredGroup | None:
+        """The group a resumed round already has for a request; it must be an answer to exactly this one."""
+        scored = self.salvaged.pop(request.key, None)
+        if scored is None:
+            return None
+        asked = scored.group.request
+        same = (asked.round, asked.seed, asked.group_size, asked.minibatch) == (
+            request.round, request.seed, request.group_size, request.minibatch,
+        )  # fmt: skip
+        if not same or not np.array_equal(asked.prompt.token_ids, request.prompt.token_ids):
+            raise BrokenPromise(
+                f"round {request.round}: the journal answers another request for row {request.prompt.row_id} than this "
+                f"run makes.\n  Remove {self.journal.folder}/round-{request.round:05d}.journal and resume again."
+            )
+        return scored
+
+    def _stream(self, requests: list[GroupRequest], sampling: Sampling, unit: str) -> Iterator[ScoredGroup]:
+        """Groups as they are scored, while others are still generated."""
+        done = 0
+        for groups in self.system.pool.generate(requests, sampling):
+            for group in groups:
+                self.scorer.submit(group)
+            for scored in self.scorer.ready():
+                done += 1
+                yield scored
+            self.console.advance(done, f"{unit}, {self.system.pool.tokens:,} tokens")
+        self._generated_at = time.monotonic()
+        for scored in self.scorer.drain():
+            yield scored
+
+    def _request(self, turn: Round, prompt: Prompt, minibatch: int) -> GroupRequest:
+        occurrence = turn.occurrences[prompt.row_id]
+        turn.occurrences[prompt.row_id] += 1
+        seed = group_seed(self.config.seed, turn.number, occurrence, prompt.row_id)
+        return GroupRequest(prompt, turn.number, occurrence, minibatch, self.plan.group_size, seed)
+
+    def _check_grader(self, turn: Round, requests: Sequence[GroupRequest]) -> None:
+        planned = sum(request.group_size for request in requests)
+        failed = turn.dropped_by_reason()["grader_error"]
+        if failed > MAX_GRADER_ERRORS * planned:
+            raise BrokenPromise(
+                f"round {turn.number}: the reward failed on {failed} of {planned} responses "
+                f"(limit {MAX_GRADER_ERRORS:.0%}).\n  {self.scorer.last_error}\n"
+                f"  Try it alone: launch.py check-reward --reward {self.config.reward_function or 'NAME'}"
+            )
