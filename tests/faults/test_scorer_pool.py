@@ -389,7 +389,7 @@ def test_nothing_is_left_when_the_driver_is_killed(reward):
 
 
 def test_memory_of_the_driver_stays_flat_over_many_bad_answers(pool):
-    scorer = pool(RewardConfig(deadline=0.3, workers=2))
+    scorer = pool(RewardConfig(deadline=0.3))
     warm(scorer)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(6):
