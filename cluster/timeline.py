@@ -1,0 +1,106 @@
+"""What one process did and when: spans of its own monotonic clock. Switched off, it keeps nothing and costs nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+MOST_SPANS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of work; an instant when it ends where it begins."""
+
+    name: str
+    """What was done."""
+    begin: float
+    """Monotonic seconds of the process that did it."""
+    end: float
+    """The same clock."""
+    detail: Mapping[str, int | float | str] = field(default_factory=dict)
+    """What to show beside it."""
+    lane: str = ""
+    """Spans that overlap others of their process without lying inside them go into lanes of their own."""
+
+
+class Timeline:
+    """Keeps the newest spans of a process."""
+
+    _OFF: ClassVar[contextlib.nullcontext[None]] = contextlib.nullcontext()
+
+    def __init__(self, *, on: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """`on` False: nothing is kept, and `span` returns one shared context that does nothing."""
+        self.on = on
+        self._clock = clock
+        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
+
+    def span(self, name: str, **detail: int | float | str) -> contextlib.AbstractContextManager[None]:
+        """A context; the time inside it becomes a span, also when it is left by an exception."""
+        return self._span(name, detail) if self.on else self._OFF
+
+    def mark(self, name: str, **detail: int | float | str) -> None:
+        """An instant."""
+        if self.on:
+            now = self._clock()
+            self._spans.append(Span(name, now, now, detail))
+
+    def add(self, name: str, begin: float, end: float, lane: str = "", **detail: int | float | str) -> None:
+        """A span whose ends are known already."""
+        if self.on:
+            self._spans.append(Span(name, begin, end, detail, lane))
+
+    def between(self, begin: float, end: float) -> list[Span]:
+        """Spans that touch a stretch of this process's clock, in the order in which they ended."""
+        return [span for span in self._spans if span.end >= begin and span.begin <= end]
+
+    @contextlib.contextmanager
+    def _span(self, name: str, detail: Mapping[str, int | float | str]) -> Iterator[None]:
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._spans.append(Span(name, began, self._clock(), detail))
+
+
+@contextlib.contextmanager
+def around(timeline: Timeline, owner: Any, names: Mapping[str, str], settle: Callable[[], None]) -> Iterator[None]:
+    """For a while, make a span of every call of some methods of an object: method name -> span name.
+
+    `settle` runs before a span ends: on a GPU it waits until the device has done what was asked of it. Nothing is
+    touched while the timeline is off.
+    """
+    if not timeline.on:
+        yield
+        return
+    for method, name in names.items():
+        setattr(owner, method, _spanned(getattr(owner, method), timeline, name, settle))
+    try:
+        yield
+    finally:
+        for method in names:
+            delattr(owner, method)
+
+
+def _spanned(method: Any, timeline: Timeline, name: str, settle: Callable[[], None]) -> Any:
+    if inspect.isgeneratorfunction(method):
+
+        def stream(*args: Any, **options: Any) -> Iterator[Any]:
+            with timeline.span(name):
+                yield from method(*args, **options)
+                settle()
+
+        return stream
+
+    def call(*args: Any, **options: Any) -> Any:
+        with timeline.span(name):
+            result = method(*args, **options)
+            settle()
+            return result
+
+    return call
