@@ -109,6 +109,7 @@ def measure(run: Run, bench: BenchConfig) -> dict[str, object]:
         "efficiency": limit / medians["round"],
         "limit": limit,
         **medians,
+        "answers_per_second": medians["answers"] / medians["score_alone"],
         "tokens_per_second": medians["tokens"] / medians["generate_alone"],
         "repeats": len(samples),
         "round_samples": [sample["round"] for sample in samples],
@@ -141,10 +142,18 @@ def _round(run: Run, turn: Round, fixed_length: bool) -> dict[str, float]:
     began = time.monotonic()
     run.system.learners.update(batch, lambda done: None)
     learn = time.monotonic() - began
+    began = time.monotonic()
+    for scored in groups:
+        run.scorer.submit(scored.group)
+    answers = sum(len(scored.total) for scored in run.scorer.drain())
+    score = time.monotonic() - began
     return {
         "round": whole,
         "generate_alone": generate,
         "learn_alone": learn,
+        "score_alone": score,
+        "score_after": float(turn.row["time/score"]),
+        "answers": float(answers),
         "sync": float(turn.row["sync/seconds"]),
         "generate_and_score": scored_at - began_round,
         "learn": float(turn.row["time/learn"]),
@@ -165,13 +174,16 @@ def table(figures: dict[str, object]) -> str:
         ("engines alone", figures["generate_alone"]),
         ("learner alone", figures["learn_alone"]),
         ("limit (sum)", figures["limit"]),
+        ("scoring alone", figures["score_alone"]),
         ("whole round", figures["round"]),
         ("  generate and score", figures["generate_and_score"]),
+        ("    scoring not hidden", figures["score_after"]),
         ("  learn", figures["learn"]),
         ("    old log-probs", figures["old_logprobs"]),
         ("  sync", figures["sync"]),
     ]
     lines = [f"{name:<24}{float(str(value)):>10.3f} s" for name, value in rows]
+    lines.append(f"{'answers scored/s':<24}{float(str(figures['answers_per_second'])):>10,.0f}")
     lines.append(f"{'engine tokens/s':<24}{float(str(figures['tokens_per_second'])):>10,.0f}")
     lines.append(f"{'efficiency':<24}{float(str(figures['efficiency'])):>10.3f}   (limit / whole round)")
     return "\n".join(lines) + "\n"
