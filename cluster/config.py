@@ -10,8 +10,8 @@ from typing import Literal
 class ClusterConfig:
     """Where processes live and how they take turns."""
 
-    placement: Literal["auto", "cpu", "colocated", "separate"] = "auto"
-    """Where engines and ranks sit (auto: cpu without a GPU, else colocated)."""
+    placement: str = "auto"
+    """Where engines and ranks sit: cpu, colocated, separate (auto: cpu without a GPU, else colocated)."""
     schedule: Literal["auto", "phased", "streamed", "async"] = "auto"
     """What overlaps (auto: phased on shared devices, streamed on separate ones)."""
     max_lag: int = 1

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import PlanError
+from cluster.placement import Layout, find
 from cluster.resources import Resources
 from cluster.run.config import Config
+from cluster.seating import layout_text, seat
 from learner.settings import Objective, objective_settings, without_effect
 
 DEMO = Path(__file__).resolve().parent.parent / "rollout" / "tasks" / "demo"
@@ -52,6 +54,8 @@ class Plan:
     """cpu or cuda."""
     placement: str
     """cpu, colocated or separate."""
+    layout: Layout
+    """Where every engine and every rank sits."""
     schedule: str
     """phased, streamed or async."""
     transport: str
@@ -125,8 +129,9 @@ def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
     _at_least("--learner.inner-updates", config.learner.inner_updates, 1)
     _check_sampling(config)
     _check_kl(config)
-    device, placement = _placement(config, resources)
-    engines, ranks = _processes(config, resources, device, notes)
+    layout, about_processes = seat(config, resources, prompts)
+    notes.extend(about_processes)
+    device = "cuda" if find(layout.placement).ON_GPUS else "cpu"
     max_new = _recommended(config.rollout.max_new_tokens, model, "rollout.max_new_tokens", 1024)
     lr = _recommended(config.learner.lr, model, "learner.lr", 1e-6)
     if config.learner.lr is None and "learner.lr" in model.recommended:
@@ -159,11 +164,12 @@ def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
         responses_per_round=config.rollouts * inner,
         groups_per_minibatch=prompts // minibatches,
         device=device,
-        placement=placement,
-        schedule=_schedule(config, placement),
+        placement=layout.placement,
+        layout=layout,
+        schedule=_schedule(config, layout.placement),
         transport="object_store" if config.cluster.transport == "auto" else config.cluster.transport,
-        engines=engines,
-        ranks=ranks,
+        engines=len(layout.engines),
+        ranks=len(layout.ranks),
         engine_dtype=engine_dtype,
         learner_dtype=learner_dtype,
         lr=lr,
@@ -279,36 +285,6 @@ def _check_kl(config: Config) -> None:
                 raise PlanError(f"{flag} has no effect without a KL term: add --kl.kind k3_weighted, or leave it out.")
 
 
-def _placement(config: Config, resources: Resources) -> tuple[str, str]:
-    asked = config.cluster.placement
-    device = "cuda" if resources.gpus and asked != "cpu" else "cpu"
-    if asked in ("colocated", "separate") and not resources.gpus:
-        raise PlanError(
-            f"--cluster.placement {asked} needs GPUs.\n  need: at least {1 if asked == 'colocated' else 2} GPU(s)   "
-            f"have: 0\n  Use --cluster.placement cpu."
-        )
-    return device, ("cpu" if device == "cpu" else "colocated") if asked == "auto" else asked
-
-
-def _processes(config: Config, resources: Resources, device: str, notes: list[str]) -> tuple[int, int]:
-    usual = min(2, resources.cpus) if device == "cpu" else max(1, resources.gpus // config.rollout.tensor_parallel)
-    prompts = config.rollouts // (config.group_size or min(16, config.rollouts))
-    # One group cannot be shared between engines, and a second rank costs more than it helps for a handful of rows.
-    engines = config.rollout.engines if config.rollout.engines is not None else min(usual, prompts)
-    ranks = config.learner.ranks if config.learner.ranks is not None else min(usual, prompts)
-    _at_least("--rollout.engines", engines, 1)
-    _at_least("--learner.ranks", ranks, 1)
-    limit = 8 * resources.cpus
-    if device == "cpu" and engines + ranks > limit:
-        raise PlanError(
-            f"--rollout.engines {engines} and --learner.ranks {ranks} are too many processes for this machine.\n"
-            f"  need: {engines + ranks}   have: {limit} (8 per core, {resources.cpus} cores)"
-        )
-    if device == "cpu" and max(engines, ranks) > resources.cpus:
-        notes.append(f"{max(engines, ranks)} processes of a kind share {resources.cpus} cores: slower, not faster")
-    return engines, ranks
-
-
 def _schedule(config: Config, placement: str) -> str:
     asked = config.cluster.schedule
     if asked in ("streamed", "async"):
@@ -339,6 +315,7 @@ def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
         + (f" + {config.reward_function}" if config.reward_function else ""),
         f"processes  {plan.engines} engine(s) and {plan.ranks} rank(s), placement {plan.placement}, schedule "
         f"{plan.schedule}, weights by {plan.transport}",
+        *(f"placement  {line}" for line in layout_text(plan.layout, resources.nodes)),
         f"machine    {resources.cpus} cores, {resources.gpus} GPUs, {resources.memory / 2**30:.1f} GiB memory",
     ]
     return "\n".join(lines + [f"note       {note}" for note in plan.notes])

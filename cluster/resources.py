@@ -4,8 +4,40 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine."""
+
+    name: str
+    """What tells it from others: the node id in a Ray cluster, the host name otherwise."""
+    cpus: int
+    """Cores in all."""
+    gpus: int
+    """GPUs in all."""
+    memory: int
+    """Host memory in bytes."""
+    host: str = ""
+    """Address, for people (default: the name)."""
+    busy_cpus: float = 0.0
+    """Cores that others hold now."""
+    busy_gpus: int = 0
+    """GPUs that others hold now, in whole or in part."""
+
+    @property
+    def free_cpus(self) -> float:
+        """Cores that can be had now."""
+        return max(0.0, self.cpus - self.busy_cpus)
+
+    @property
+    def free_gpus(self) -> int:
+        """Whole GPUs that can be had now."""
+        return max(0, self.gpus - self.busy_gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +50,22 @@ class Resources:
     """GPUs in all."""
     memory: int
     """Host memory in bytes."""
-    nodes: int = 1
-    """Machines."""
+    nodes: tuple[Node, ...] = ()
+    """Machines, the one with the driver first (default: a single one with all of it)."""
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            object.__setattr__(self, "nodes", (Node(socket.gethostname(), self.cpus, self.gpus, self.memory),))
+
+
+def sum_of(nodes: Sequence[Node]) -> Resources:
+    """What several machines have together."""
+    return Resources(
+        cpus=sum(node.cpus for node in nodes),
+        gpus=sum(node.gpus for node in nodes),
+        memory=sum(node.memory for node in nodes),
+        nodes=tuple(nodes),
+    )
 
 
 def local_resources() -> Resources:

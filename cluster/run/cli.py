@@ -17,7 +17,7 @@ from cluster.run.config import Config
 from learner.variants import PRESETS
 
 NAMES = {"reward_function": "reward"}  # fields whose flag has another name
-ALIASES = {"--skip-bad-rows": "--data.skip-bad-rows"}
+ALIASES = {"--skip-bad-rows": "--data.skip-bad-rows", "--placement": "--cluster.placement"}
 
 
 def parse(argv: Sequence[str], prog: str = "launch.py") -> Config:
@@ -25,7 +25,7 @@ def parse(argv: Sequence[str], prog: str = "launch.py") -> Config:
 
     PlanError for what the file or preset got wrong; a wrong flag prints its own message and exits 2.
     """
-    argv, file = _take([ALIASES.get(word, word) for word in argv], "--config")
+    argv, file = _take([_full_name(word) for word in argv], "--config")
     settings = _read_toml(Path(file)) if file else {}
     preset = _take(argv, "--preset")[1] or str(settings.get("preset", Config.preset))
     base = apply_settings(Config(preset=preset), preset_settings(preset))
@@ -33,6 +33,12 @@ def parse(argv: Sequence[str], prog: str = "launch.py") -> Config:
     flags = [flag for name, value in settings.items() for flag in _as_flag(name, value)]
     config = tyro.cli(Config, prog=prog, args=[*flags, *argv], default=base, description=DESCRIPTION)
     return _with_absolute_paths(config)
+
+
+def _full_name(word: str) -> str:
+    """A short flag as the flag it stands for, `--flag=value` included."""
+    flag, equals, value = word.partition("=")
+    return f"{ALIASES.get(flag, flag)}{equals}{value}"
 
 
 def _with_absolute_paths(config: Config) -> Config:

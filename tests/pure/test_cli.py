@@ -90,3 +90,8 @@ def test_help_and_plan_import_nothing_heavy() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_placement_may_be_said_without_its_section() -> None:
+    assert parse(["--placement", "separate"]).cluster.placement == "separate"
+    assert parse(["--placement=cpu"]).cluster.placement == "cpu"

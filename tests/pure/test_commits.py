@@ -223,7 +223,7 @@ def test_a_configuration_changed_by_hand_is_refused_by_name(tmp_path: Path) -> N
 
 def test_another_precision_of_the_machine_is_refused(tmp_path: Path) -> None:
     store, config = committed_run(tmp_path)
-    gpu = Resources(cpus=2, gpus=1, memory=16 * 2**30)
+    gpu = Resources(cpus=2, gpus=2, memory=16 * 2**30)
     config = cli.apply_settings(config, {"learner.ranks": 2})
     with pytest.raises(PlanError, match=r"plan.device: 'cpu', now 'cuda'"):
         choose(store, config, make_plan(config, gpu, read_model_facts(config.model)), pytest.fail)
