@@ -136,15 +136,24 @@ def plain_name(column: str) -> str:
 
 
 def ours_from(columns: Iterable[str]) -> dict[str, str]:
-    """Their column -> our metric, each metric once (from the column whose name fits best)."""
+    """Their column -> our metric, each metric once (from the column whose name fits best).
+
+    Of several parts of the reward that are called correctness or format, the others keep their own names.
+    """
     best: dict[str, tuple[int, str]] = {}
-    for column in columns:
-        if column.endswith(("__MIN", "__MAX")):  # exports of W&B carry these beside every column
-            continue
+    # exports of W&B carry these beside every column
+    given = [column for column in columns if not column.endswith(("__MIN", "__MAX"))]
+    for column in given:
         meaning = _meaning(plain_name(column))
         if meaning is not None and (meaning[0] not in best or meaning[1] < best[meaning[0]][0]):
             best[meaning[0]] = (meaning[1], column)
-    return {column: ours for ours, (_, column) in best.items()}
+    chosen = {column: ours for ours, (_, column) in best.items()}
+    for column in given:
+        part = _PART.match(plain_name(column))
+        name = f"reward/{part['name'] or part['book']}" if part else ""
+        if name and column not in chosen and _part_of(plain_name(column)) and name not in chosen.values():
+            chosen[column] = name
+    return chosen
 
 
 def trl_name(ours: str) -> str:

@@ -184,7 +184,7 @@ def _translated(place: Path, records: Sequence[Row], notes: list[str]) -> Log:
                 row["policy/loss"] -= row["policy/kl_loss"]
         notes.append("policy/loss is the column loss without kl_loss, which it contains.")
     notes += _shares_from_percent(rows, mapping, set(columns))
-    notes += _derived_correctness(rows)
+    notes += _derived_correctness(rows) or _share_of_signed(rows)
     known = {*mapping, counter, staleness}
     return Log(place, tuple(rows), tuple(notes), tuple(column for column in columns if column not in known))
 
@@ -217,6 +217,19 @@ def _derived_correctness(rows: list[Row]) -> list[str]:
     for row, value in zip(both, np.clip(total - weight * form, 0, 1), strict=True):
         row["reward/correctness"] = float(value)
     return [f"reward/correctness was derived as total - {weight:g} * format, the weight that fits all rows."]
+
+
+def _share_of_signed(rows: list[Row]) -> list[str]:
+    """Correctness from rewards that are -1 for a wrong answer and 1 for a right one."""
+    values = [row["reward/total"] for row in rows if "reward/total" in row]
+    if any("reward/correctness" in row for row in rows) or not values:
+        return []
+    if not (-1 <= min(values) <= -0.5 and max(values) <= 1):
+        return []
+    for row in rows:
+        if "reward/total" in row:
+            row["reward/correctness"] = (row["reward/total"] + 1) / 2
+    return ["reward/correctness was derived as (total + 1) / 2: rewards seem to be -1 and 1."]
 
 
 def _format_weight(total: np.ndarray[Any, Any], form: np.ndarray[Any, Any]) -> float | None:

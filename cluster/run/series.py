@@ -1,4 +1,4 @@
-"""Metric rows as arrays, and the few robust statistics the doctor's rules are made of.
+"""Metric rows as arrays, as the doctor's rules read them.
 
 Two kinds of runs look very different and need different windows. With hundreds of prompts per round a metric moves by
 a few percent from round to round; with one prompt per round (the cheap scheme) the reward jumps between 0 and 1 and
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from cluster.run.robust import Array, change_point, noise, rolling_median
+
 Row = Mapping[str, Any]
 
 SPREAD_KEYS = ("group/zero_signal", "advantage/std", "reward/std")
@@ -45,115 +46,6 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """A lasting change of level between two windows of a series."""
-
-    before: float
-    after: float
-    z: float
-    """Size of the change in standard errors of the difference of the two window means."""
-    start: int
-    """Index at which the level changed."""
-    late: slice
-    """The later window."""
-    early: slice
-    """The earlier window."""
-
-
-def rolling_median(values: Array, width: int) -> Array:
-    """(n - width + 1,) medians; entry i covers values[i : i + width]."""
-    windows = np.lib.stride_tricks.sliding_window_view(values, width)
-    middle = width // 2
-    if width % 2:
-        return np.partition(windows, middle, axis=1)[:, middle]
-    parted = np.partition(windows, (middle - 1, middle), axis=1)
-    return (parted[:, middle - 1] + parted[:, middle]) / 2
-
-
-def rolling_mean(values: Array, width: int) -> Array:
-    """(n - width + 1,) means; entry i covers values[i : i + width]."""
-    sums = np.concatenate(([0.0], np.cumsum(values)))
-    return np.asarray((sums[width:] - sums[:-width]) / width, dtype=np.float64)
-
-
-def noise(values: Array) -> float:
-    """Round-to-round standard deviation that ignores trends and single jumps.
-
-    From successive differences without the largest tenth of them; 1.25 makes up for what trimming takes off.
-    """
-    if len(values) < 3:
-        return 0.0
-    steps = np.sort(np.abs(np.diff(values)))
-    kept = steps[: max(1, len(steps) - max(1, len(steps) // 10))]
-    return 1.25 * math.sqrt(float(np.mean(kept**2)) / 2)
-
-
-def longest_runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """All maximal stretches of True as (start, stop)."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
-    return [(int(start), int(stop)) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def change_point(values: Array) -> int:
-    """Index at which splitting into two levels explains the values best (least squares)."""
-    count = len(values)
-    if count < 2:
-        return 0
-    head = np.cumsum(values)[:-1]
-    sizes = np.arange(1, count)
-    gain = head**2 / sizes + (values.sum() - head) ** 2 / (count - sizes)
-    return int(np.argmax(gain)) + 1
-
-
-def find_shift(
-    values: Array, widths: Sequence[int], floor: float, *, relative: float, absolute: float, z: float, down: bool = True
-) -> Shift | None:
-    """The clearest lasting fall (or rise) from the best window so far to a later one, None if there is none.
-
-    A change counts when it is at least `relative` of the earlier level, `absolute`, and `z` standard errors. The
-    later window may be quieter than the run (a reward that is 0 has no noise left), the earlier one may not.
-    """
-    signed = values if down else -values
-    sigma = max(noise(values), floor)
-    best: Shift | None = None
-    for width in widths:
-        if 2 * width > len(values):
-            break
-        means = rolling_mean(signed, width)
-        peak_at = np.maximum.accumulate(np.where(means >= np.maximum.accumulate(means), np.arange(len(means)), 0))
-        before, after = means[peak_at[:-width]], means[width:]
-        change = before - after
-        scores = change / np.sqrt((sigma**2 + _late_variance(signed, width, sigma)) / width)
-        enough = (change >= absolute) & (change >= relative * np.abs(before)) & (scores >= z)
-        if not enough.any():
-            continue
-        at = int(np.argmax(np.where(enough, scores, -np.inf)))
-        if best is None or scores[at] > best.z:
-            early, late = int(peak_at[at]), at + width
-            start = early + change_point(signed[early : late + width])
-            sign = 1.0 if down else -1.0
-            best = Shift(
-                sign * float(before[at]),
-                sign * float(after[at]),
-                float(scores[at]),
-                start,
-                slice(late, late + width),
-                slice(early, early + width),
-            )
-    return best
-
-
-def _late_variance(values: Array, width: int, sigma: float) -> Array:
-    """(n - 2 width + 1,) noise of every possible later window; narrow windows are not trusted to be quiet."""
-    count = len(values) - 2 * width + 1
-    if width < 25:
-        return np.full(count, sigma**2)
-    means = rolling_mean(values, width)[width:]
-    squares = rolling_mean(values**2, width)[width:]
-    return np.asarray(np.clip(squares - means**2, 0.1 * sigma**2, sigma**2), dtype=np.float64)
 
 
 class RunView:
@@ -213,13 +105,30 @@ class RunView:
         sizes = self.series("responses").values
         if len(sizes):
             return float(np.median(sizes)) <= 64
+        if self._few_responses():
+            return True
         shares = self.series("group/zero_signal").values
-        if len(shares) >= 3:
-            return bool(np.all((shares < 1e-9) | (shares > 1 - 1e-9)))
+        if len(shares) >= 3 and np.ptp(shares) > 0:
+            return any(_whole(shares * prompts) for prompts in (1, 2, 3, 4))
+        rewards = self.series("reward/std").values
+        if len(rewards) >= 10 and not len(shares):
+            # Of many prompts some always have spread; of one or two, rounds with and without any take turns.
+            turns = int(np.sum(np.diff((rewards > 1e-9).astype(int)) > 0))
+            if turns >= max(2, len(rewards) // 20):
+                return True
         spread = self.series("advantage/std").values
         live = spread[spread > 1e-3]
         # With advantages divided by the group's own std, their std is the same in every round that has any signal.
         return len(spread) >= 3 and (len(live) == 0 or float(np.ptp(live)) <= 0.01 * float(live.max()))
+
+    def _few_responses(self) -> bool:
+        """Whether shares of responses come in so coarse steps that there can be 64 of them at most."""
+        for key in ("reward/correctness", "reward/format", "response/truncated"):
+            shares = self.series(key).values
+            parts = np.unique(shares[np.abs(shares - np.round(shares)) > 2e-3])
+            if len(parts) >= 3 and any(_whole(parts * count) for count in range(2, 65)):
+                return True
+        return False
 
     @cached_property
     def silent(self) -> Array:
@@ -280,6 +189,10 @@ class RunView:
         if series.key not in self._noise:
             self._noise[series.key] = max(noise(series.values), self.reward_floor())
         return float(inside.mean()), self._noise[series.key] / math.sqrt(len(inside))
+
+
+def _whole(values: Array) -> bool:
+    return bool(np.all(np.abs(values - np.round(values)) <= 2e-3))
 
 
 def levels(view: RunView, series: Series) -> tuple[float, Array, int]:

@@ -317,3 +317,84 @@ def test_whatever_the_rows_hold_the_doctor_answers(rows: list[dict[str, Any]]) -
         findings = diagnose(rows)
     findings_as_text(findings, skipped_rules(rows))
     json.loads(findings_as_json(findings))
+
+
+# Logs of other systems, whose rewards and units are not ours.
+
+
+def test_rewards_of_minus_one_and_one_that_rise_are_no_failure(tmp_path: Path) -> None:
+    draw = np.random.default_rng(5)
+    totals = -0.96 + 0.9 * (1 - np.exp(-np.arange(300) / 150)) + draw.normal(0, 0.03, 300)
+    lengths = np.linspace(1000, 4000, 300)
+    columns = {"critic/score/mean": totals, "response_length/mean": lengths, "actor/entropy": np.full(300, 0.4)}
+    log = read_log(written(tmp_path, columns))
+    assert "(total + 1) / 2" in log.notes[-1]
+    assert not [finding for finding in diagnose(log.rows) if finding.severity != "info"]
+    fallen = columns | {"critic/score/mean": np.where(np.arange(300) < 200, totals, -0.99 + 0 * totals)}
+    assert "reward-collapse" in ids(read_log(written(tmp_path, fallen)).rows, "critical")
+
+
+def test_rewards_that_are_costs_may_shrink_and_may_not_grow(tmp_path: Path) -> None:
+    draw = np.random.default_rng(6)
+    costs = -(20 + 380 * np.exp(-np.arange(120) / 25)) * draw.lognormal(0, 0.08, 120)
+    assert not ids(read_log(written(tmp_path, {"reward": costs})).rows, "critical")
+    assert "reward-collapse" in ids(read_log(written(tmp_path, {"reward": costs[::-1].copy()})).rows, "critical")
+
+
+def test_answers_that_are_all_wrong_from_the_start_are_named_where_a_wrong_one_costs_something() -> None:
+    rows = rows_of(reward__total=np.full(30, -1.0), responses=256)
+    assert "reward-zero" in ids(rows, "critical")
+
+
+def test_one_prompt_per_round_is_told_by_rounds_with_and_without_spread_taking_turns(tmp_path: Path) -> None:
+    for seed in range(10):
+        draw = np.random.default_rng([seed, 3])
+        right = draw.random((300, 8)) < draw.beta(0.3, 0.3, 300)[:, None]
+        rewards = np.where(right, 1.0, -1.0)
+        kl = 1e-4 * np.arange(1, 301) * draw.lognormal(0, 0.5, 300)
+        columns = {"reward": rewards.mean(1), "reward_std": rewards.std(1), "kl": kl}
+        log = read_log(written(tmp_path, columns))
+        assert not ids(log.rows, "critical"), seed
+
+
+@pytest.mark.parametrize("prompts", [2, 3, 4])
+def test_a_few_prompts_per_round_are_as_noisy_as_one(prompts: int, tmp_path: Path) -> None:
+    for seed in range(10):
+        draw = np.random.default_rng([seed, prompts])
+        level = np.linspace(0.3, 0.7, 200)[:, None]
+        right = draw.random((200, prompts, 8)) < draw.beta(level, 1 - level, (200, prompts))[..., None]
+        columns = {
+            "rewards/accuracy_reward/mean": right.mean((1, 2)),
+            "frac_reward_zero_std": (right.std(2) == 0).mean(1),
+            "completions/clipped_ratio": draw.binomial(8 * prompts, 0.05, 200) / (8 * prompts),
+            "completions/mean_length": 300 * draw.lognormal(0, 0.25, 200),
+            "entropy": 0.5 * draw.lognormal(0, 0.3, 200),
+        }
+        assert not ids(read_log(written(tmp_path, columns)).rows, "critical"), seed
+
+
+def test_a_format_part_that_pays_half_a_point_can_be_hacked_too(tmp_path: Path) -> None:
+    draw = np.random.default_rng(8)
+    t = np.arange(300)
+    right = draw.binomial(64, 0.5 * np.exp(-t / 80)) / 64
+    form = 0.5 * draw.binomial(64, 0.05 + 0.93 * (1 - np.exp(-t / 40))) / 64
+    columns = {"rewards/correctness_reward_func/mean": 2 * right, "rewards/soft_format_reward_func/mean": form}
+    assert "format-hacked" in ids(read_log(written(tmp_path, columns | {"reward": 2 * right + form})).rows, "critical")
+
+
+def test_every_part_of_a_reward_is_looked_at_under_its_own_name(tmp_path: Path) -> None:
+    columns = {
+        "rewards/soft_format_reward_func/mean": np.linspace(0.1, 0.4, 40),
+        "rewards/strict_format_reward_func/mean": np.zeros(40),
+        "reward": np.linspace(0.1, 0.5, 40),
+    }
+    finding = next(each for each in diagnose(read_log(written(tmp_path, columns)).rows) if each.id == "reward-zero")
+    assert list(finding.evidence) == ["reward/strict_format_reward_func"]
+
+
+def written(folder: Path, columns: dict[str, np.ndarray]) -> Path:
+    count = len(next(iter(columns.values())))
+    rows = [{"step": at + 1} | {name: float(values[at]) for name, values in columns.items()} for at in range(count)]
+    path = folder / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path

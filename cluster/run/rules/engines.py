@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from cluster.run.findings import Severity
+from cluster.run.robust import find_shift
 from cluster.run.rules import Sign, rule
-from cluster.run.series import RunView, find_shift, levels, onset, went
+from cluster.run.series import RunView, levels, onset, went
 
 
 @rule(

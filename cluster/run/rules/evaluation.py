@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.run.findings import Severity
+from cluster.run.robust import Array, rolling_mean
 from cluster.run.rules import Sign, rule
-from cluster.run.series import Array, RunView, rolling_mean, went
+from cluster.run.series import RunView, went
 
 TRAINING = ("reward/total", "reward/correctness")
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cluster.run.robust import Array, Shift, change_point, find_shift, noise, rolling_mean
 from cluster.run.rules import Sign, rule
-from cluster.run.series import Array, RunView, Shift, change_point, find_shift, noise, rolling_mean, went
+from cluster.run.series import RunView, went
 
 NEEDS = (("reward/correctness",), ("reward/format",))
 
@@ -48,8 +49,10 @@ def format_hacked(view: RunView) -> Sign | None:
 
 def _falling(view: RunView, both: _Aligned) -> Sign | None:
     fall = None
+    scale = max(1.0, float(both.correctness.max()))  # elsewhere a right answer may pay 2
     for widths, z in _tests(view, len(both.rounds)):
-        fall = fall or find_shift(both.correctness, widths, view.reward_floor(), relative=0.2, absolute=0.06, z=z)
+        floor = scale * view.reward_floor()
+        fall = fall or find_shift(both.correctness, widths, floor, relative=0.2, absolute=0.06 * scale, z=z)
     if fall is None:
         return None
     width = fall.late.stop - fall.late.start
@@ -59,7 +62,8 @@ def _falling(view: RunView, both: _Aligned) -> Sign | None:
     risen = after - before >= max(0.05, 2 * error)
     # A saturated format has no room to rise: then the sum must stand still, else this is a plain collapse.
     saturated = after >= 0.9 and before >= 0.9 and not _total_fell(both, fall)
-    if not (risen and after >= 0.5) and not saturated:
+    half = 0.5 * min(1.0, float(both.format.max()))  # elsewhere a format part may pay half a point at most
+    if not (risen and after >= half) and not saturated:
         return None
     evidence = {"reward/correctness": went(fall.before, fall.after), "reward/format": went(before, after)}
     if not np.isnan(both.total[fall.late]).any():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from cluster.run.findings import Severity
+from cluster.run.robust import Array, longest_runs
 from cluster.run.rules import Sign, rule
-from cluster.run.series import SPREAD_KEYS, Array, RunView, Series, levels, longest_runs, onset, went
+from cluster.run.series import SPREAD_KEYS, RunView, Series, levels, onset, went
 
 KL_KEYS = ("policy/kl", "policy/kl_loss")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from cluster.run.robust import rolling_mean
 from cluster.run.rules import Sign, rule
-from cluster.run.series import RunView, Series, levels, number, onset, rolling_mean, went
+from cluster.run.series import RunView, Series, levels, number, onset, went
 
 
 def _accuracy_change(view: RunView, since: int) -> tuple[float, float, float]:

@@ -7,8 +7,9 @@ import math
 import numpy as np
 
 from cluster.run.findings import Severity
+from cluster.run.robust import find_shift, longest_runs, noise
 from cluster.run.rules import Sign, rule
-from cluster.run.series import SPREAD_KEYS, RunView, Series, find_shift, longest_runs, noise, number, went
+from cluster.run.series import SPREAD_KEYS, RunView, Series, number, went
 
 
 @rule(
@@ -31,9 +32,11 @@ def reward_zero(view: RunView) -> Sign | None:
 
 
 def _zero_since_start(view: RunView, rewards: Series, key: str) -> Sign | None:
-    nonzero = np.flatnonzero(np.abs(rewards.values) > 1e-9)
+    # Where a wrong answer costs something, nobody has earned anything as long as everybody pays exactly that.
+    base = min(0.0, float(rewards.values[0])) if len(rewards) else 0.0
+    nonzero = np.flatnonzero(np.abs(rewards.values - base) > 1e-9)
     rounds = int(nonzero[0]) if len(nonzero) else len(rewards)
-    weak = len(nonzero) > 0 and len(rewards) >= 3 and not view.single and float(rewards.values.max()) <= 0.002
+    weak = len(nonzero) > 0 and len(rewards) >= 3 and not view.single and float(np.abs(rewards.values).max()) <= 0.002
     rounds = len(rewards) if weak else rounds
     sizes = view.series("responses").values
     responses = rounds * (float(np.median(sizes)) if len(sizes) else 8.0 if view.single else 256.0)
@@ -80,7 +83,8 @@ def reward_collapse(view: RunView) -> Sign | None:
     signs = []
     for key in ("reward/total", "reward/correctness"):
         rewards = view.series(key)
-        if not len(rewards):
+        # Of rewards with a minus, parts can only be told from a share of right answers.
+        if not len(rewards) or (rewards.values.min() < 0 and view.has("reward/correctness")):
             continue
         sign = _nothing_any_more(rewards) or _lasting_fall(view, rewards)
         if sign is not None:
@@ -89,30 +93,34 @@ def reward_collapse(view: RunView) -> Sign | None:
 
 
 def _lasting_fall(view: RunView, rewards: Series) -> Sign | None:
+    base = min(0.0, float(rewards.values.min()))
     floor = view.reward_floor(max(1.0, float(np.abs(rewards.values).max())))
     steps: tuple[tuple[float, Severity], ...] = ((0.6, "critical"), (0.4, "warning"))
     for relative, severity in steps:
         widths = view.reward_widths(len(rewards))
-        fall = find_shift(rewards.values, widths, floor, relative=relative, absolute=0.1, z=5.0)
+        fall = find_shift(rewards.values - base, widths, floor, relative=relative, absolute=0.1, z=5.0)
         if fall is not None:
             since = int(rewards.rounds[min(fall.start, len(rewards) - 1)])
             width = fall.late.stop - fall.late.start
-            if width < 10 and float(rewards.values[-width:].mean()) > (fall.before + fall.after) / 2:
+            if width < 10 and float(rewards.values[-width:].mean()) - base > (fall.before + fall.after) / 2:
                 severity = "warning"  # a dip of a few rounds that is over
-            return Sign(severity, since, {rewards.key: f"{went(fall.before, fall.after)} ({fall.z:.0f} sigma)"})
+            seen = f"{went(fall.before + base, fall.after + base)} ({fall.z:.0f} sigma)"
+            return Sign(severity, since, {rewards.key: seen})
     return None
 
 
 def _nothing_any_more(rewards: Series) -> Sign | None:
     """Zeros in a row, too many to be chance given how often single rounds earned nothing before."""
-    nothing = np.abs(rewards.values) <= 0.02 * float(np.abs(rewards.values).max())
+    base = min(0.0, float(rewards.values.min()))
+    earned = rewards.values - base
+    nothing = earned <= 0.02 * float(earned.max())
     for start, stop in longest_runs(nothing):
-        before = rewards.values[:start]
+        before = earned[:start]
         if stop - start < 4 or start < 4 or float(before.mean()) < 0.1:
             continue
         chance = max((float(nothing[:start].sum()) + 1) / (start + 2), 0.05)
         if (stop - start) * math.log(chance) <= math.log(1e-6):
-            seen = f"{went(float(before.mean()), 0.0)} in {stop - start} rounds in a row"
+            seen = f"{went(float(before.mean()) + base, base)} in {stop - start} rounds in a row"
             return Sign("critical", int(rewards.rounds[start]), {rewards.key: seen})
     return None
 
@@ -135,7 +143,8 @@ def plateau(view: RunView) -> Sign | None:
         return None
     late = accuracy.values[-stretch:]
     level = float(late.mean())
-    if level >= 0.7 or level <= 0.02 or view.series(*SPREAD_KEYS).values[-stretch:].mean() == 0:
+    spread = view.series(*SPREAD_KEYS).values[-stretch:]
+    if level >= 0.7 or level <= 0.02 or (len(spread) and spread.mean() == 0):
         return None
     half = stretch // 2
     gain = float(late[half:].mean() - late[:half].mean())

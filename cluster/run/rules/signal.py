@@ -7,8 +7,9 @@ import math
 import numpy as np
 
 from cluster.run.findings import Severity
+from cluster.run.robust import Array, rolling_mean, rolling_median
 from cluster.run.rules import Sign, rule
-from cluster.run.series import SPREAD_KEYS, Array, RunView, Series, number, rolling_mean, rolling_median
+from cluster.run.series import SPREAD_KEYS, RunView, Series, number
 
 
 @rule(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from cluster.run.robust import Array, rolling_median
 from cluster.run.rules import Sign, rule
-from cluster.run.series import Array, RunView, Series, levels, number, onset, rolling_median, went
+from cluster.run.series import RunView, Series, levels, number, onset, went
 
 CLIP_KEYS = ("policy/clip_fraction_low", "policy/clip_fraction_high", "policy/clip_fraction_dual")
 
