@@ -48,14 +48,19 @@ def large_rounds(runs: Path) -> str:
 
 
 def long_responses(runs: Path) -> str:
-    """Responses of 1,024 tokens against 32: what a round costs beside generating and learning, per response."""
-    lines = ["256 responses of n tokens:  time outside generation and learning"]
+    """Responses of exactly 1,024 tokens against 32: what a round costs beside the engines and the learner alone."""
+    lines = ["256 responses of n tokens:  engines + learner alone      round"]
     for tokens in (32, 1024):
-        words = ["--rollouts", "256", "--rounds", "2", "--eval.every", "0", "--rollout.max-new-tokens", str(tokens)]
-        # A temperature at which the demo never ends by itself.
-        row = run(runs / f"long-{tokens}", *words, "--rollout.temperature", "20")[-1]
-        outside = row["time/round"] - row["time/generate"] - row["time/learn"]
-        lines.append(f"  {tokens:>6} (mean length {row['response/length']:.0f})  {outside / 256 * 1000:8.2f} ms each")
+        folder, figures = runs / f"long-{tokens}", runs / f"long-{tokens}.json"
+        shutil.rmtree(folder, ignore_errors=True)
+        words = ["bench", "--rollouts", "256", "--max-new-tokens", str(tokens), "--fixed-length", "--run", str(folder)]
+        subprocess.run(
+            [sys.executable, str(ROOT / "launch.py"), *words, "--json", str(figures)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        found = json.loads(figures.read_text())
+        lines.append(f"  {tokens:>6} {found['limit']:36.2f} s {found['round']:8.2f} s")
     return "\n".join(lines)
 
 
