@@ -11,12 +11,9 @@ from typing import Annotated, Literal
 import tyro
 
 from cluster.errors import BAD_REQUEST, CRITICAL_FINDING, DONE, INTERRUPTED, PlanError, RollearnError, Stopped
-from cluster.plan import make_plan, plan_text, read_model_facts
-from cluster.resources import local_resources
 from cluster.run import cli
 from cluster.run.config import Config
 from learner.variants import PRESETS
-from rollout.prompts import check_prompts
 from rollout.types import UserError
 
 Train = Callable[[Config, Path | None], int]
@@ -63,12 +60,10 @@ def _resume(words: list[str], train: Train) -> int:
 
 
 def plan(words: list[str]) -> int:
-    """`plan`: the arithmetic and resources; starts nothing."""
-    config = cli.parse(words, "launch.py plan")
-    check_prompts(config.prompts, config.data, answer_required=not config.reward_function)
-    resources = local_resources()
-    sys.stdout.write(plan_text(config, make_plan(config, resources, read_model_facts(config.model)), resources) + "\n")
-    return DONE
+    """`plan`: the arithmetic, memory and time of a run; starts nothing."""
+    from cluster.run.planning import main
+
+    return main(words)
 
 
 def presets(words: list[str]) -> int:
