@@ -1,8 +1,8 @@
 r"""Compares a response's final answer with the gold answer: right or wrong, by value, in stages.
 
 1. the same text in one spelling (`notation`), 2. exact numbers and functions evaluated to 60 digits, part by part
-(`shapes`, `matching`, `scalars`, `expression`, `identity`): fast, bounded, in any thread. What those stages cannot read
-goes to 3. math-verify (`symbolic`), in training inside a process that can be killed.
+(`readings`, `matching`, `scalars`, `forms`, `expression`, `identity`): fast, bounded, in any thread. What those stages
+cannot read goes to 3. math-verify (`symbolic`), in training inside a process that can be killed.
 
 The model's text is never evaluated as code. Policies: decimals stand for values that are no decimals from 10
 significant digits (0.333333 is not 1/3); a unit only one side writes is ignored, two different units are two different

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from rollout.rewards.answers.expression import MAX_BITS, Node, TooBig
+from rollout.rewards.answers.expression import MAX_BITS, Node, TooBig, Unreadable, parse
 
 MAX_FACTORIAL = 3_000
+_THOUSANDS = re.compile(r"([+-]?\s*\d{1,3})((?:,\d{3})+|(?: \d{3})+)(\.\d+)?")
 
 
 class NotRational(Exception):
@@ -98,3 +100,17 @@ _EXACT: dict[str, Callable[..., Fraction]] = {
     "floor": lambda a: Fraction(math.floor(a)),
     "ceil": lambda a: Fraction(math.ceil(a)),
 }
+
+
+def ungrouped(text: str) -> str:
+    """1,234 and 1 234 as 1234."""
+    match = _THOUSANDS.fullmatch(text)
+    return f"{match[1]}{re.sub('[, ]', '', match[2])}{match[3] or ''}" if match else text
+
+
+def exact_text(text: str) -> Fraction | None:
+    """The rational value of a canonical text, or None when it has none or one too large to compute."""
+    try:
+        return exact(parse(ungrouped(text.strip())))
+    except (Unreadable, NotRational, TooBig):
+        return None

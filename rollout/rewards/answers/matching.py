@@ -1,4 +1,4 @@
-r"""Compares two answers part by part, once `shapes` has said what they are.
+r"""Compares two answers part by part, once `readings` has said what they are.
 
 The comparison of single values is handed in, so that the same walk serves the fast stages and the one with math-verify.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rollout.rewards.answers import scalars
 from rollout.rewards.answers.identity import Opinion
 from rollout.rewards.answers.notation import key
+from rollout.rewards.answers.readings import readings
 from rollout.rewards.answers.shapes import (
     Collected,
     Interval,
@@ -20,7 +21,6 @@ from rollout.rewards.answers.shapes import (
     Shape,
     United,
     Value,
-    readings,
 )
 
 Leaf = Callable[[str, str], Opinion]

@@ -1,4 +1,4 @@
-r"""Compares two single values: numbers, percentages, quantities, times, choices, words, expressions.
+r"""Compares two single values: numbers, percentages, quantities, words, expressions.
 
 Everything here is exact or evaluated within fixed bounds. `unsure` means that the notation is not known here, so that
 math-verify has to be asked.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rollout.rewards.answers import identity
-from rollout.rewards.answers.exact import NotRational, exact
+from rollout.rewards.answers import forms, identity
+from rollout.rewards.answers.exact import NotRational, exact, exact_text, ungrouped
 from rollout.rewards.answers.expression import FUNCTIONS, Node, TooBig, Unreadable, parse, symbols
 from rollout.rewards.answers.identity import Opinion
 from rollout.rewards.answers.notation import key
@@ -20,11 +20,6 @@ APPROXIMATION_DIGITS = 10
 """Significant digits from which a decimal may stand for a value that is no decimal: 0.333333 is not 1/3."""
 
 _DECIMAL = re.compile(r"[+-]?\s*(\d*)\.(\d+)(?:[eE]([+-]?\d{1,4})|\s*\*\s*10\s*\^\s*\{?\s*([+-]?\d{1,4})\s*\}?)?")
-_THOUSANDS = re.compile(r"([+-]?\s*\d{1,3})((?:,\d{3})+|(?: \d{3})+)(\.\d+)?")
-_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
-_WORDED_TIME = re.compile(r"(\d{1,2})()()\s*([ap])\.?\s*m\.?", re.IGNORECASE)
-_CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*(?:\)|(?=[.:])|$)[.:]?\s*(.*)", re.DOTALL)
-_BASE = re.compile(r"([0-9A-Fa-f]+)\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 _TRIGONOMETRY = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{2,}")
@@ -45,16 +40,15 @@ def compare(gold: str, answer: str) -> Opinion:
     """The opinion on two canonical texts that are no sets, tuples, intervals or equations."""
     if key(gold) == key(answer):
         return "right" if key(gold) else "wrong"
-    for special in (_choices, _times, _ratios, _bases):
-        if (opinion := special(gold, answer)) is not None:
-            return opinion
+    if (opinion := forms.compare(gold, answer, compare)) is not None:
+        return opinion
     gold_value, gold_unit = split_unit(gold)
     answer_value, answer_unit = split_unit(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return "wrong"
     if is_prose(gold_value) or is_prose(answer_value):
         return "right" if key(gold_value) == key(answer_value) and key(gold_value) else "wrong"
-    gold_value, answer_value = _ungrouped(_without_degrees(gold_value)), _ungrouped(_without_degrees(answer_value))
+    gold_value, answer_value = ungrouped(_without_degrees(gold_value)), ungrouped(_without_degrees(answer_value))
     if not gold_value or not answer_value:
         return "wrong"
     opinion = _values(gold_value, answer_value)
@@ -63,74 +57,9 @@ def compare(gold: str, answer: str) -> Opinion:
     return _percent_of_fraction(gold_value, gold_unit, answer_value, answer_unit, opinion)
 
 
-def _ungrouped(text: str) -> str:
-    """1,234 and 1 234 as 1234."""
-    match = _THOUSANDS.fullmatch(text)
-    return f"{match[1]}{re.sub('[, ]', '', match[2])}{match[3] or ''}" if match else text
-
-
 def _without_degrees(text: str) -> str:
     """180^\\circ - x as 180 - x; inside a trigonometric function the sign has a value."""
     return text if _TRIGONOMETRY.search(text) else text.replace("^{\\circ}", "")
-
-
-def _choices(gold: str, answer: str) -> Opinion | None:
-    """A gold of one option letter: (C), C., C) and `C) and its text` are that option."""
-    gold_choice, answer_choice = _CHOICE.fullmatch(gold.strip()), _CHOICE.fullmatch(answer.strip())
-    if gold_choice is None or answer_choice is None or (gold_choice[2] and not gold.strip().startswith("(")):
-        return None
-    return "right" if gold_choice[1].lower() == answer_choice[1].lower() else "wrong"
-
-
-def _clock(text: str) -> tuple[int, ...] | None:
-    match = _TIME.fullmatch(text.strip()) or _WORDED_TIME.fullmatch(text.strip())
-    if match is None:
-        return None
-    half = {"a": 1, "p": 2}[match[4].lower()] if match[4] else 0
-    return int(match[1]), int(match[2] or 0), int(match[3] or 0), half
-
-
-def _times(gold: str, answer: str) -> Opinion | None:
-    """3:00 PM is 15:00, and also a bare 3:00; 3:00 AM is another time."""
-    times = _clock(gold), _clock(answer)
-    if times[0] is None or times[1] is None:
-        return None
-    spoken = [time[3] > 0 for time in times if time is not None]
-    clocks = [(_hour(time), *time[1:3]) for time in times if time is not None]
-    if spoken[0] != spoken[1]:  # a bare time before 13 o'clock may be meant in either half of the day
-        bare = clocks[spoken.index(False)]
-        if bare[0] <= 12:
-            clocks = [(hour % 12, minutes, seconds) for hour, minutes, seconds in clocks]
-    return "right" if clocks[0] == clocks[1] else "wrong"
-
-
-def _hour(time: tuple[int, ...]) -> int:
-    return time[0] if not time[3] else time[0] % 12 + (12 if time[3] == 2 else 0)
-
-
-def _ratios(gold: str, answer: str) -> Opinion | None:
-    """3:4 is 6:8 and \\frac34; 1:2:3 is 2:4:6; with an ellipsis only the same text is the same ratio."""
-    if ":" not in gold and ":" not in answer:
-        return None
-    parts = [[_exact(part) for part in text.split(":")] for text in (gold, answer)]
-    first, second = ([*side, Fraction(1)] if len(side) == 1 else side for side in parts)
-    if len(first) != len(second) or None in first or None in second or not any(first) or not any(second):
-        return "wrong"
-    pairs = list(zip(first, second, strict=True))
-    same = all(a * d == c * b for a, b in pairs for c, d in pairs if None not in (a, b, c, d))  # type: ignore[operator]
-    return "right" if same else "wrong"
-
-
-def _bases(gold: str, answer: str) -> Opinion | None:
-    r"""1011_2 is the same digits with or without its base; two bases must be the same one."""
-    gold_base, answer_base = _BASE.fullmatch(gold.strip()), _BASE.fullmatch(answer.strip())
-    if gold_base and answer_base:
-        same = gold_base[1].lower() == answer_base[1].lower() and gold_base[2] == answer_base[2]
-        return "right" if same else "wrong"
-    if gold_base or answer_base:
-        digits = [match[1] if match else text for match, text in ((gold_base, gold), (answer_base, answer))]
-        return "right" if key(digits[0]) == key(digits[1]) else "wrong"
-    return None
 
 
 def _read(text: str) -> Node | None:
@@ -154,14 +83,6 @@ def is_number(text: str) -> bool:
     """Whether the text is an expression without variables."""
     node = _read(text)
     return node is not None and not symbols(node)
-
-
-def _exact(text: str) -> Fraction | None:
-    node = _read(_ungrouped(text.strip()))
-    try:
-        return None if node is None else exact(node)
-    except (NotRational, TooBig):
-        return None
 
 
 def _infinity(node: Node) -> int:
@@ -232,7 +153,7 @@ def _decimal_of_constant(gold: str, gold_node: Node, answer: str, answer_node: N
     literals = _decimal(gold), _decimal(answer)
     for literal, text, other in ((literals[0], gold, answer_node), (literals[1], answer, gold_node)):
         if literal and literal[0] >= APPROXIMATION_DIGITS and abs(literal[1]) < 500:
-            value, decimal = identity.decimals_of(other, max(literal[1], 0)), _exact(text)
+            value, decimal = identity.decimals_of(other, max(literal[1], 0)), exact_text(text)
             if value is not None and decimal is not None:
                 return _is_cut_from(decimal, value, literal[1])
     return False
@@ -255,7 +176,7 @@ def _percent_of_fraction(
 ) -> Opinion:
     """A bare number stands for a percentage of the same number only when it is whole (50 for 50%, not 0.5 for 0.5%)."""
     if opinion == "right" and {gold_unit, answer_unit} == {PERCENT, None}:
-        value = _exact(gold)
+        value = exact_text(gold)
         return "right" if value is not None and value.denominator == 1 else "wrong"
     return opinion
 
