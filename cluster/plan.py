@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.adapter_plan import adapter_settings
 from cluster.errors import PlanError
 from cluster.placement import Layout, find
 from cluster.resources import Resources
@@ -70,6 +71,10 @@ class Plan:
     """Precision of the learner."""
     lr: float
     """Learning rate."""
+    lora_rank: int
+    """Rank of the adapter (0: all weights are trained)."""
+    lora_alpha: float
+    """Its output is multiplied by alpha / rank."""
     max_new_tokens: int
     """Longest response."""
     max_model_len: int
@@ -146,6 +151,7 @@ def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
         max_prompt = min(max_prompt, model.max_positions - max_new)
     dtype = "float32" if device == "cpu" else "bfloat16"
     engine_dtype, learner_dtype = config.rollout.dtype or dtype, config.learner.dtype or dtype
+    lora_rank, lora_alpha = adapter_settings(config, notes)
     objective = objective_settings(config.learner, config.kl, config.correction, max_new)
     notes.extend(without_effect(objective))
     both_exact = engine_dtype == learner_dtype == "float32"
@@ -173,6 +179,8 @@ def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
         engine_dtype=engine_dtype,
         learner_dtype=learner_dtype,
         lr=lr,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
         max_new_tokens=max_new,
         max_model_len=max_prompt + max_new,
         max_prompt_tokens=max_prompt,
@@ -307,7 +315,8 @@ def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
         f"objective  {config.learner.loss}, ratio per {config.learner.ratio_level}, clip "
         f"{config.learner.clip_low:g}/{config.learner.clip_high:g}, advantages {config.learner.advantage}, "
         f"{plan.objective.reduction}, KL {kl}",
-        f"optimizer  AdamW, learning rate {plan.lr:g}, ZeRO {config.learner.zero_stage}, {plan.learner_dtype}",
+        f"optimizer  AdamW, learning rate {plan.lr:g}, ZeRO {config.learner.zero_stage}, {plan.learner_dtype}"
+        + (f", LoRA of rank {plan.lora_rank}, alpha {plan.lora_alpha:g}" if plan.lora_rank else ""),
         f"sampling   temperature {config.rollout.temperature:g}, top-p {config.rollout.top_p:g}, at most "
         f"{plan.max_new_tokens} tokens after at most {plan.max_prompt_tokens}, {plan.engine_dtype}",
         f"reward     correctness + {config.reward.format_weight:g} x format"

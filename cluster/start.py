@@ -153,6 +153,7 @@ class System:
             gpu_memory=self.config.rollout.gpu_memory,
             kv_cache_gib=self.config.rollout.kv_cache_gib,
             processed_logprobs=not self.config.rollout.score_at_one,
+            lora_rank=self.plan.lora_rank,
         )
         environment = rollout_engine.CPU_ENVIRONMENT if self.plan.device == "cpu" else rollout_engine.GPU_ENVIRONMENT
         return self._start(RolloutActor, name, environment, settings)
@@ -186,6 +187,8 @@ class System:
             mismatch_limit=plan.mismatch_limit,
             collective_timeout=600.0,
             seed=stable_hash("learner", self.config.seed, rank) % 2**31,
+            lora_rank=plan.lora_rank,
+            lora_alpha=plan.lora_alpha,
         )
 
     def _start(self, kind: Any, name: str, environment: dict[str, str], *settings: Any) -> Any:

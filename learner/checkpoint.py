@@ -6,7 +6,7 @@ reading goes through torch's restricted unpickler. Which folder counts is decide
 
     shards/*.pt              weights and optimizer, as DeepSpeed lays them out
     rank-0.json, ...         random states and counters of each rank
-    reference.safetensors    weights of the reference, where there is one
+    reference.safetensors    weights of the reference, where it has its own (with LoRA it is the frozen model itself)
 """
 
 from __future__ import annotations
@@ -51,10 +51,13 @@ def save(
     storage = _Storage(directory, rank, reached)
     _without_recovery_scripts(engine)
     with _replaced_storage(engine, storage):
-        engine.deepspeed.save_checkpoint(str(directory), tag=SHARDS, save_latest=False)
+        # With LoRA only the adapter: the frozen weights are those of the model directory (their hash is in the vote).
+        engine.deepspeed.save_checkpoint(
+            str(directory), tag=SHARDS, save_latest=False, exclude_frozen_parameters=bool(engine.settings.lora_rank)
+        )
     weights = weights_sha256(engine)
     storage.write(f"rank-{rank}.json", lambda path: path.write_text(json.dumps(_rank_state(engine, reference))))
-    if reference is not None and rank == 0:
+    if reference is not None and reference.model is not None and rank == 0:
         storage.write(REFERENCE, lambda path: _save_reference(reference, path))
     storage.sync_folders()
     return Vote(rank, tuple(storage.files), engine.steps_done, weights, storage.error)
@@ -77,7 +80,12 @@ def load(engine: LearnerEngine, reference: Reference | None, directory: Path, fi
     if float(refusals):
         raise CheckpointRefused(refusal or f"{directory}: another rank refused its part")
     with _replaced_storage(engine, _Storage(directory, rank)):
-        path, _ = engine.deepspeed.load_checkpoint(str(directory), tag=SHARDS, load_lr_scheduler_states=False)
+        path, _ = engine.deepspeed.load_checkpoint(
+            str(directory),
+            tag=SHARDS,
+            load_lr_scheduler_states=False,
+            load_module_strict=not engine.settings.lora_rank,  # the hash of all weights is compared afterwards
+        )
     if path is None:
         raise CheckpointRefused(f"{directory}: DeepSpeed found nothing to load in {SHARDS}/")
     state = json.loads((directory / f"rank-{rank}.json").read_text())
@@ -88,7 +96,8 @@ def load(engine: LearnerEngine, reference: Reference | None, directory: Path, fi
         )
     engine.steps_done = int(state["steps"])
     if reference is not None:
-        _load_reference(reference, directory / REFERENCE)
+        if reference.model is not None:
+            _load_reference(reference, directory / REFERENCE)
         reference.refreshed_at = int(state["reference_refreshed_at"])
     weights = weights_sha256(engine)
     set_rng_state(state["rng"])  # last: whatever was loaded before may have drawn
@@ -216,12 +225,14 @@ def _rank_state(engine: LearnerEngine, reference: Reference | None) -> dict[str,
 def _save_reference(reference: Reference, path: Path) -> None:
     from safetensors.torch import save_file
 
+    assert reference.model is not None
     save_file({name: p.detach().cpu().contiguous() for name, p in reference.model.hf.named_parameters()}, path)
 
 
 def _load_reference(reference: Reference, path: Path) -> None:
     from safetensors.torch import load_file
 
+    assert reference.model is not None
     saved = load_file(path)
     own = dict(reference.model.hf.named_parameters())
     if saved.keys() != own.keys():

@@ -56,6 +56,10 @@ class LearnerConfig:
     """AdamW weight decay."""
     warmup_steps: int = 0
     """Optimizer steps over which the learning rate rises to its value."""
+    lora_rank: int = 0
+    """Train an adapter of this rank on every linear layer instead of all weights (LoRA; 0: all weights)."""
+    lora_alpha: float | None = None
+    """The adapter's output is multiplied by alpha / rank (default: twice the rank)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     offload: bool = False

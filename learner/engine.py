@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from learner.logprobs import PolicyModel
+from learner.lora import insert_adapter, is_adapter
 from learner.objective import Objective
 
 CPU_ENVIRONMENT = {
@@ -70,6 +71,15 @@ class LearnerSettings:
     """Seconds a collective may take."""
     seed: int
     """Seed of torch (dropout)."""
+    lora_rank: int = 0
+    """Rank of the adapter that is trained instead of the weights; 0 means none."""
+    lora_alpha: float = 0.0
+    """Its output is multiplied by alpha / rank."""
+
+    @property
+    def lora_scaling(self) -> float:
+        """What B carries when it is sent to an engine."""
+        return self.lora_alpha / self.lora_rank if self.lora_rank else 1.0
 
 
 class LearnerEngine:
@@ -81,11 +91,17 @@ class LearnerEngine:
         self.steps_done = 0
         torch.manual_seed(settings.seed)
         deepspeed = _join(settings, host, port)
-        self.policy = PolicyModel(load_model(settings.model, settings.dtype))
+        model = load_model(settings.model, settings.dtype)
+        if settings.lora_rank:
+            insert_adapter(model, settings.lora_rank, settings.lora_alpha)
+        self.policy = PolicyModel(model)
         if settings.gradient_checkpointing:
             self.policy.hf.gradient_checkpointing_enable({"use_reentrant": False})
         optimizer = torch.optim.AdamW(
-            self.policy.parameters(), lr=settings.lr, betas=ADAM_BETAS, weight_decay=settings.weight_decay
+            [p for p in self.policy.parameters() if p.requires_grad],
+            lr=settings.lr,
+            betas=ADAM_BETAS,
+            weight_decay=settings.weight_decay,
         )
         self._plain = settings.zero_stage == 0 and settings.dtype == "float32"
         self._norm = torch.tensor(0.0)
@@ -149,13 +165,18 @@ class LearnerEngine:
         torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
         return values
 
-    def gathered(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """Whole parameters in buckets, by HF name. A collective under ZeRO-3: every rank must walk through it."""
+    def gathered(self, bucket_bytes: int, *, adapter_only: bool = False) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Whole parameters in buckets, by their own names. A collective under ZeRO-3: every rank must walk through it.
+
+        `adapter_only` leaves out what LoRA has frozen.
+        """
         import deepspeed
 
         bucket: list[tuple[str, torch.Tensor]] = []
         size = 0
         for name, parameter in self.policy.hf.named_parameters():
+            if adapter_only and not is_adapter(name):
+                continue
             with deepspeed.zero.GatheredParameters([parameter], enabled=self.settings.zero_stage == 3):
                 tensor = parameter.detach()
                 tensor = tensor.clone() if self.settings.zero_stage == 3 else tensor

@@ -133,7 +133,10 @@ class Update:
         """Loss of one microbatch. Without rows: a zero that still goes through the model, for ZeRO's collectives."""
         empty = not len(rows)
         padded = pad_rows(self.batch, np.zeros(1, dtype=np.int64) if empty else rows)
-        logprobs, entropy = self.engine.score(self._tensors(padded))
+        tensors = self._tensors(padded)
+        # Before the policy's own pass, and for empty microbatches too: it may be the same model under ZeRO-3 (LoRA).
+        reference = None if self.reference is None else self.reference.score(tensors)
+        logprobs, entropy = self.engine.score(tensors)
         if empty:
             return logprobs.sum() * 0.0, {}
         device = logprobs.device
@@ -154,20 +157,13 @@ class Update:
             mask,
             torch.from_numpy(self.batch.advantages[rows]).to(device),
             denominators,
-            ref_logprobs=spread(self._reference(padded)) if self.reference is not None else None,
+            ref_logprobs=None if reference is None else spread(reference),
             # Where the old log-probs are the sampler's, there is no difference to measure or to correct.
             sampler_logprobs=None if anchored_at_sampler else known(self.batch.sampler_logprobs),
             kl_coefs=torch.from_numpy(self.batch.kl_coefs[rows]).to(device),
             counted=torch.from_numpy(self.batch.counted[rows]).to(device),
         )
         return loss, partial | {"entropy": float(entropy.double().sum()), "entropy_tokens": float(len(entropy))}
-
-    def _reference(self, padded: Padded) -> torch.Tensor:
-        assert self.reference is not None
-        tensors = self._tensors(padded)
-        return self.reference.score(
-            tensors["input_ids"], tensors["positions"], tensors["targets"], self.engine.settings.score_temperature
-        )
 
     def _tensors(self, padded: Padded) -> dict[str, torch.Tensor]:
         arrays = {"input_ids": padded.input_ids, "positions": padded.positions, "targets": padded.targets}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from learner.engine import LearnerEngine
+from learner.lora import FOLDER, as_sent, merged, public_name, save_adapter
 from rollout.types import Probe, WeightBucket
 
 
@@ -18,8 +20,12 @@ class NonFiniteWeights(RuntimeError):
 
 
 def shapes(engine: LearnerEngine) -> dict[str, tuple[int, ...]]:
-    """HF name -> shape of every tensor an engine must prove, the tied output layer included."""
-    found = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in engine.policy.hf.named_parameters()}
+    """HF name -> shape of every tensor an engine must prove, the tied output layer included.
+
+    With LoRA: the frozen weights, which are never sent, and both matrices of every adapted layer.
+    """
+    named = engine.policy.hf.named_parameters()
+    found = {public_name(name): tuple(getattr(p, "ds_shape", p.shape)) for name, p in named}
     tied = _tied_head(engine)
     if tied is not None:
         found["lm_head.weight"] = found[tied]
@@ -27,17 +33,19 @@ def shapes(engine: LearnerEngine) -> dict[str, tuple[int, ...]]:
 
 
 def outgoing(engine: LearnerEngine, dtype: str, bucket_bytes: int) -> Iterator[WeightBucket]:
-    """All weights as buckets in the engines' precision. Collective under ZeRO-3; only rank 0's result travels.
+    """All weights (with LoRA: the adapter) as buckets in the engines' precision; only rank 0's result travels.
 
-    Raises NonFiniteWeights naming the tensors: such weights load without an error and then sample token 0 for ever.
+    Collective under ZeRO-3. Raises NonFiniteWeights naming the tensors: such weights load without an error and then
+    sample token 0 for ever.
     """
-    for tensors in engine.gathered(bucket_bytes):
+    scaling = engine.settings.lora_scaling
+    for tensors in engine.gathered(bucket_bytes, adapter_only=bool(engine.settings.lora_rank)):
         broken = [name for name, tensor in tensors if not bool(torch.isfinite(tensor).all())]
         if broken:
             raise NonFiniteWeights(f"weights are not finite and were not published: {', '.join(broken[:5])}")
         yield WeightBucket(
-            names=tuple(name for name, _ in tensors),
-            arrays=tuple(_as_array(tensor.to(getattr(torch, dtype))) for _, tensor in tensors),
+            names=tuple(public_name(name) for name, _ in tensors),
+            arrays=tuple(_as_array(as_sent(name, t, scaling).to(getattr(torch, dtype))) for name, t in tensors),
             dtype=dtype,
         )
 
@@ -48,7 +56,8 @@ def digests(engine: LearnerEngine, probe: Probe) -> dict[str, str]:
     found: dict[str, str] = {}
     tied = _tied_head(engine)
     for tensors in engine.gathered(bucket_bytes=1 << 28):
-        for name, tensor in tensors:
+        for own_name, own in tensors:
+            name, tensor = public_name(own_name), as_sent(own_name, own, engine.settings.lora_scaling)
             for shown in (name, "lm_head.weight") if name == tied else (name,):
                 columns = torch.from_numpy(np.array(probe.columns[shown], dtype=np.int64)).to(tensor.device)
                 values = tensor if tensor.ndim == 1 else tensor[:, columns]
@@ -90,11 +99,22 @@ def _as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return copy.view(torch.uint16).numpy() if copy.dtype == torch.bfloat16 else copy.numpy()
 
 
-def export(engine: LearnerEngine, directory: Any) -> None:
-    """Write weights and configuration in Hugging Face format (safetensors). Collective under ZeRO-3; rank 0 writes."""
+def export(engine: LearnerEngine, directory: Path) -> None:
+    """Write weights and configuration in Hugging Face format (safetensors). Collective under ZeRO-3; rank 0 writes.
+
+    With LoRA: the adapter merged into the weights, and by itself in the folder `adapter`.
+    """
     state: dict[str, torch.Tensor] = {}
     for tensors in engine.gathered(bucket_bytes=1 << 28):
         if engine.settings.rank == 0:
             state |= {name: tensor.cpu() for name, tensor in tensors}
     if engine.settings.rank == 0:
-        engine.policy.hf.save_pretrained(directory, state_dict=state, safe_serialization=True)
+        write_model(engine.policy.hf, state, engine.settings.lora_rank, engine.settings.lora_alpha, directory)
+
+
+def write_model(model: Any, state: dict[str, torch.Tensor], rank: int, alpha: float, directory: Path) -> None:
+    """Write a model directory from the parameters by their own names; `rank` 0 where there is no adapter."""
+    if rank:
+        save_adapter(state.items(), rank, alpha, model.config.name_or_path, directory / FOLDER)
+        state = merged(state.items(), alpha / rank)
+    model.save_pretrained(directory, state_dict=state, safe_serialization=True)

@@ -28,6 +28,16 @@ CPU_ENVIRONMENT = {
 GPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 
 
+ADAPTER_NAME, ADAPTER_ID = "policy", 1
+LORA_CAPACITIES = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks vLLM makes room for."""
+
+
+def lora_capacity(rank: int) -> int:
+    """The smallest rank vLLM makes room for that holds this one."""
+    return min(capacity for capacity in LORA_CAPACITIES if capacity >= rank)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Everything an engine needs to know, resolved."""
@@ -54,6 +64,8 @@ class EngineSettings:
     """KV cache on a CPU, GiB."""
     processed_logprobs: bool
     """Log-probs of the distribution that was sampled from (True unless scoring at temperature 1 was asked for)."""
+    lora_rank: int = 0
+    """Rank of the adapter the policy consists of, beside the model of the directory; 0 means none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,8 @@ class RolloutEngine:
         if settings.device == "cpu":
             os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.kv_cache_gib)))
         options: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory} if settings.device == "cuda" else {}
+        if settings.lora_rank:
+            options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_capacity(settings.lora_rank)}
         if settings.tensor_parallel > 1:
             options |= {"tensor_parallel_size": settings.tensor_parallel, "distributed_executor_backend": "mp"}
         self.settings = settings
@@ -189,8 +203,17 @@ class RolloutEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._llm.llm_engine.add_request(name, {"prompt_token_ids": request.prompt.token_ids.tolist()}, params)
+        prompt = {"prompt_token_ids": request.prompt.token_ids.tolist()}
+        self._llm.llm_engine.add_request(name, prompt, params, lora_request=self._adapter())
         return name
+
+    def _adapter(self) -> Any:
+        """What tells vLLM to use the adapter; WeightReceiver put it there, so vLLM never looks for its files."""
+        if not self.settings.lora_rank:
+            return None
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(ADAPTER_NAME, ADAPTER_ID, "the adapter arrives with the weights and has no file")
 
     def _group(self, request: GroupRequest, output: Any) -> Group:
         responses = sorted(output.outputs, key=lambda response: response.index)

@@ -7,6 +7,9 @@ under tensor parallelism. Every CPU-only oddity of weight loading is in this fil
   through vLLM's layerwise reload, as its own weight-update API does.
 * With tied embeddings the output layer keeps a packed copy of the *old* embedding; it must be packed again after every
   load (`_repack_tied_head`). Nothing is raised or logged without that; the receipt is what notices.
+
+With LoRA the model is never loaded again: only the two matrices of every adapted layer arrive, by names that end in
+`.lora_A.weight` and `.lora_B.weight`, and go into vLLM's adapter slot. B carries the scaling.
 """
 
 from __future__ import annotations
@@ -19,10 +22,14 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.distributed.communication_op import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
-from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm.lora.layers import BaseLayerWithLoRA
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
+from rollout.engine import ADAPTER_ID
 from rollout.types import Probe, WeightBucket
 
 
@@ -39,6 +46,9 @@ class WeightReceiver:
 
     def begin_load(self) -> None:
         """Open a weight update: the model takes checkpoint tensors until `finish_load`."""
+        self._adapter: dict[str, torch.Tensor] = {}
+        if self._with_adapter:
+            return
         with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
             initialize_layerwise_reload(self._model)
 
@@ -48,6 +58,9 @@ class WeightReceiver:
 
     def load_tensors(self, tensors: list[tuple[str, torch.Tensor]]) -> int:
         """Load named tensors that already live in this process."""
+        if self._with_adapter:
+            self._adapter |= {f"base_model.model.{name}": tensor.clone() for name, tensor in tensors}
+            return len(tensors)
         with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
             model: Any = self._model
             model.load_weights(iter(tensors))
@@ -55,6 +68,9 @@ class WeightReceiver:
 
     def finish_load(self) -> None:
         """Close the weight update: pack what the kernels want packed, the tied output layer included."""
+        if self._with_adapter:
+            self._place_adapter()
+            return
         with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
             finalize_layerwise_reload(self._model, self.model_config)  # type: ignore[attr-defined]
             self._repack_tied_head()
@@ -95,6 +111,32 @@ class WeightReceiver:
         return digests
 
     @property
+    def _with_adapter(self) -> bool:
+        return self.vllm_config.lora_config is not None  # type: ignore[attr-defined]
+
+    def _place_adapter(self) -> None:
+        """Put the collected adapter into the slot that every request uses, in place of the one before."""
+        ranks = {tensor.shape[0] for name, tensor in self._adapter.items() if name.endswith(".lora_A.weight")}
+        if len(ranks) != 1:
+            raise ValueError(f"an adapter of one rank was expected, got ranks {sorted(ranks)}")
+        self._rank = ranks.pop()
+        adapters: Any = self.model_runner.lora_manager._adapter_manager  # type: ignore[attr-defined]
+        mapper = getattr(adapters.model, "hf_to_vllm_mapper", None)
+        adapter = LoRAModel.from_lora_tensors(
+            ADAPTER_ID,
+            self._adapter,
+            PEFTHelper(r=self._rank, lora_alpha=self._rank, target_modules=[]),  # scaling 1: B carries it
+            device="cpu",
+            dtype=self.vllm_config.lora_config.lora_dtype,  # type: ignore[attr-defined]
+            weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+        )
+        adapters.remove_adapter(ADAPTER_ID)
+        adapters.add_adapter(adapter)
+        adapters.activate_adapter(ADAPTER_ID)
+        self._slot = adapters.lora_index_to_id.index(ADAPTER_ID)
+        self._adapter = {}
+
+    @property
     def _model(self) -> torch.nn.Module:
         model: torch.nn.Module = self.model_runner.get_model()  # type: ignore[attr-defined]
         return model
@@ -109,10 +151,14 @@ class WeightReceiver:
         """HF name -> function that reads columns of that tensor from the living model."""
         fused = getattr(self._model, "packed_modules_mapping", {})
         held: dict[str, Any] = {}
-        for path, module in self._model.named_modules():
+        for full_path, module in self._model.named_modules():
+            path = full_path.removesuffix(".base_layer")  # what vLLM has wrapped to add an adapter
             prefix, _, leaf = path.rpartition(".")
             parts = [f"{prefix}.{part}" if prefix else part for part in fused.get(leaf, [leaf])]
-            if isinstance(module, VocabParallelEmbedding | torch.nn.Embedding):
+            if isinstance(module, BaseLayerWithLoRA):
+                if hasattr(module, "lora_b_stacked") and hasattr(module, "n_slices"):
+                    held |= self._held_adapter(module, parts)
+            elif isinstance(module, VocabParallelEmbedding | torch.nn.Embedding):
                 held[f"{path}.weight"] = _embedding_reader(module)
             elif hasattr(module, "quant_method") and hasattr(module, "input_size"):
                 for index, part in enumerate(parts):
@@ -123,6 +169,37 @@ class WeightReceiver:
                 for name, parameter in module.named_parameters(recurse=False):
                     held[f"{path}.{name}"] = _whole_reader(parameter)
         return held
+
+    def _held_adapter(self, module: Any, parts: list[str]) -> dict[str, Any]:
+        """Readers of the adapter slot of one wrapped linear layer."""
+        found: dict[str, Any] = {}
+        for index, part in enumerate(parts):
+            # One checkpoint layer may fill several slices (a layer that is fused in the checkpoint already).
+            slices = [index] if len(parts) == module.n_slices else list(range(module.n_slices))
+            found[f"{part}.lora_A.weight"] = _adapter_a_reader(module, slices[0], self._slot, self._rank)
+            found[f"{part}.lora_B.weight"] = _adapter_b_reader(module, slices, self._slot, self._rank)
+        return found
+
+
+def _adapter_a_reader(module: Any, index: int, slot: int, rank: int) -> Any:
+    def read(columns: torch.Tensor) -> torch.Tensor:
+        held: torch.Tensor = module.lora_a_stacked[index][slot, 0, :rank]
+        if isinstance(module.base_layer, RowParallelLinear) and _shards(module) > 1:
+            held = tensor_model_parallel_all_gather(held.contiguous(), dim=1)
+        return held[:, columns.to(held.device)]
+
+    return read
+
+
+def _adapter_b_reader(module: Any, slices: list[int], slot: int, rank: int) -> Any:
+    def read(columns: torch.Tensor) -> torch.Tensor:
+        wanted = columns.to(module.lora_b_stacked[0].device)
+        held = [module.lora_b_stacked[index][slot, 0][:, :rank][:, wanted] for index in slices]
+        return torch.cat(
+            [_whole_rows(module.base_layer, rows, index) for index, rows in zip(slices, held, strict=True)]
+        )
+
+    return read
 
 
 def _whole_reader(parameter: torch.Tensor) -> Any:
@@ -151,8 +228,7 @@ def _linear_reader(module: Any, index: int, parts: int) -> Any:
     """Column j of a (possibly packed, possibly fused) linear is its output for the j-th unit vector."""
 
     def read(columns: torch.Tensor) -> torch.Tensor:
-        world = get_tensor_model_parallel_world_size()
-        if isinstance(module, RowParallelLinear) and world > 1:
+        if isinstance(module, RowParallelLinear) and _shards(module) > 1:
             width = module.input_size_per_partition
             start = get_tensor_model_parallel_rank() * width
             unit = _unit_rows(columns, module.input_size, module)[:, start : start + width].contiguous()
@@ -170,17 +246,30 @@ def _bias_reader(module: Any, index: int, parts: int) -> Any:
 
 def _fused_part(module: Any, rows: torch.Tensor, index: int, parts: int) -> torch.Tensor:
     """Rows of one checkpoint tensor inside a fused one, whole again under tensor parallelism."""
-    world = get_tensor_model_parallel_world_size()
+    shards = _shards(module) if isinstance(module, ColumnParallelLinear) else 1
+    sizes = [size // shards for size in getattr(module, "output_sizes", ())]
     if parts > 1:
-        sizes = [size // world for size in module.output_sizes]
-        rows = rows[sum(sizes[:index]) : sum(sizes[: index + 1])]
-    if world == 1 or isinstance(module, RowParallelLinear):
+        return _whole_rows(module, rows[sum(sizes[:index]) : sum(sizes[: index + 1])], index)
+    if shards > 1 and len(sizes) > 1:
+        # Fused in the checkpoint already: each device holds its share of every part, so they are joined part by part.
+        return torch.cat([_whole_rows(module, share, place) for place, share in enumerate(torch.split(rows, sizes))])
+    return _whole_rows(module, rows, 0)
+
+
+def _whole_rows(module: Any, rows: torch.Tensor, index: int) -> torch.Tensor:
+    """Rows of part `index` of a layer from all devices of a tensor-parallel engine."""
+    if _shards(module) == 1 or not isinstance(module, ColumnParallelLinear):
         return rows
     rows = tensor_model_parallel_all_gather(rows.contiguous(), dim=0)
     if isinstance(module, QKVParallelLinear) and index > 0 and module.num_kv_head_replicas > 1:
         heads = rows.reshape(-1, module.num_kv_head_replicas, module.head_size, *rows.shape[1:])
         rows = heads[:, 0].reshape(-1, *rows.shape[1:])
     return rows
+
+
+def _shards(module: Any) -> int:
+    """Over how many devices a layer is split (1 where a model switches that off for a layer)."""
+    return int(getattr(module, "tp_size", get_tensor_model_parallel_world_size()))
 
 
 def _unit_rows(columns: torch.Tensor, width: int, module: Any) -> torch.Tensor:

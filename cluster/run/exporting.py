@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from cluster.adapter_plan import adapter_settings
 from cluster.errors import DONE, PlanError
 from cluster.plan import read_model_facts
 from cluster.run import cli
@@ -73,15 +74,21 @@ def _write(checkpoint: Checkpoint, config: Config, run: Path, target: Path) -> N
     disable_progress_bar()
     from learner.checkpoint import CheckpointRefused, read_weights, tensors_sha256
     from learner.engine import load_model
+    from learner.lora import insert_adapter
+    from learner.weights import write_model
     from rollout.tokens import load_tokenizer, prepare_model
 
     manifest = checkpoint.manifest
     model_path = prepare_model(read_model_facts(config.model).path, run / "prepared").path
     model = load_model(model_path, str(manifest.settings["plan.learner_dtype"]))
+    rank, alpha = adapter_settings(config, [])
+    if rank:
+        insert_adapter(model, rank, alpha)
     if not manifest.initial:
         stage = int(manifest.settings["learner.zero_stage"])
         try:
-            model.load_state_dict(read_weights(checkpoint.path, manifest.files, stage))
+            # With LoRA a checkpoint holds the adapter only; the hash below covers the frozen weights as well.
+            model.load_state_dict(read_weights(checkpoint.path, manifest.files, stage), strict=not rank)
         except (CheckpointRefused, RuntimeError) as error:
             raise PlanError(f"{checkpoint.path} cannot be exported: {error}") from None
     found = tensors_sha256(model.named_parameters())
@@ -90,7 +97,7 @@ def _write(checkpoint: Checkpoint, config: Config, run: Path, target: Path) -> N
             f"{checkpoint.path}: the weights read have sha256 {found[:12]}, the ranks that wrote them had "
             f"{manifest.weights[:12]}; nothing was exported."
         )
-    model.save_pretrained(target)
+    write_model(model, dict(model.named_parameters()), rank, alpha, target)
     save_tokenizer(load_tokenizer(model_path), model_path, target)
 
 

@@ -1,6 +1,6 @@
 """One learner rank as a process of its own, without Ray: trains, saves or restores, and trains on.
 
-python tests/system/checkpoint_rank.py RANK RANKS PORT ZERO DTYPE CHECKPOINT MODE
+python tests/system/checkpoint_rank.py RANK RANKS PORT ZERO DTYPE CHECKPOINT MODE [LORA_RANK]
 
 whole     two rounds, save, two more rounds
 resumed   restore, two rounds
@@ -46,11 +46,13 @@ def main() -> None:
     """See above."""
     rank, ranks, port, zero = map(int, sys.argv[1:5])
     dtype, folder, mode = sys.argv[5], Path(sys.argv[6]), sys.argv[7]
+    lora = int(sys.argv[8]) if len(sys.argv) > 8 else 0
     settings = LearnerSettings(
         model=str(DEMO), rank=rank, ranks=ranks, device="cpu", dtype=dtype, zero_stage=zero, lr=1e-3, warmup_steps=9,
         weight_decay=0.0, grad_clip=1.0, microbatch_tokens=256, objective=Objective(kl="k3_weighted"),
-        score_temperature=1.0, old_logprobs="recompute", ref_refresh_steps=4, gradient_checkpointing=False,
+        score_temperature=1.0, old_logprobs="recompute", ref_refresh_steps=0 if lora else 4, gradient_checkpointing=False,
         offload=False, sentinel_rows=2, mismatch_limit=1e9, collective_timeout=120.0, seed=rank,
+        lora_rank=lora, lora_alpha=2.0 * lora,
     )  # fmt: skip
     engine = LearnerEngine(settings, "127.0.0.1", port)
     reference = Reference(engine)
@@ -81,7 +83,7 @@ def main() -> None:
             said["refused"] = str(refusal)
     said |= {
         "weights": weights_sha256(engine),
-        "reference": tensors_sha256(reference.model.hf.named_parameters()),
+        "reference": "" if reference.model is None else tensors_sha256(reference.model.hf.named_parameters()),
         "refreshed_at": reference.refreshed_at,
         "steps": engine.steps_done,
         "next_random": torch.rand(1).item(),
