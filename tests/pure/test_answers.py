@@ -75,6 +75,9 @@ def test_every_gold_answer_is_right_for_itself():
         ("<think>a</think>", None),
         ("<think>a</think> \n <eos>", None),
         ("<think>a</think>b</think>132", "132"),
+        (r"<think>a</think>or not <think>\boxed{5}", None),
+        (r"\boxed5", None),
+        (r"<think>\boxed{6}</think>no idea, \boxed", None),
         ("r</think><answer>4</answer>", "4"),
         ("r</think><answer></answer>", None),
         ("6 + 7 apples\n#### 13", "13"),
@@ -104,6 +107,7 @@ def test_malformed_answers_of_the_demo_are_wrong(text):
 def test_gold_columns_may_hold_a_box_or_a_whole_solution():
     assert gold_answer(r"so it is \boxed{72}") == "72"
     assert gold_answer("48/2 = 24\n#### 72") == "72"
+    assert gold_answer(r"and so there are \boxed 72.") == "72"
 
 
 @pytest.mark.parametrize("canary", CANARIES)

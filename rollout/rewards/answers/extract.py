@@ -11,6 +11,7 @@ from typing import Literal
 AnswerMode = Literal["auto", "boxed", "plain"]
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BARE_BOX = re.compile(r"\\boxed\s*(-?\d+(?:\.\d+)?)")
 _END_TOKEN = re.compile(r"(?:<[|｜][^<>]{1,40}[|｜]>|</s>|<eos>|<EOS>|\[EOS\]|<pad>|<end_of_turn>)\Z")
 _LONGEST_END_TOKEN = 50
 
@@ -30,7 +31,7 @@ def after_thinking(text: str, thinking: bool = False) -> str | None:
     """
     _, closed, rest = text.rpartition("</think>")
     if closed:
-        return rest
+        return None if "<think>" in rest else rest
     return None if thinking or "<think>" in text else text
 
 
@@ -80,5 +81,6 @@ def final_answer(text: str, mode: AnswerMode = "auto", thinking: bool = False) -
 def gold_answer(gold: str) -> str:
     """The answer itself from a data set's answer column, which may carry a box or a whole solution ending in ####."""
     if "\\boxed" in gold:
-        return (last_box(gold) or "").strip()
+        box = last_box(gold)
+        return (_BARE_BOX.findall(gold) or [""])[-1] if box is None else box.strip()
     return gold.rpartition("####")[2].strip()

@@ -68,9 +68,18 @@ def match(gold: Shape, answer: Shape, leaf: Leaf) -> Opinion:
             return "wrong"
         cells = zip((c for row in gold.rows for c in row), (c for row in answer.rows for c in row), strict=True)
         return all_of(leaf(*pair) for pair in cells)
+    gold, answer = _vector(gold, answer), _vector(answer, gold)
     if isinstance(gold, Interval) and isinstance(answer, Interval):
         return _intervals(gold, answer, leaf)
     return _items(gold, answer, leaf)
+
+
+def _vector(shape: Shape, other: Shape) -> Shape:
+    """A column or row as the tuple it is compared with."""
+    if not isinstance(shape, Matrix) or isinstance(other, Matrix) or _parts(other) is None:
+        return shape
+    cells = tuple(Value(cell) for row in shape.rows for cell in row)
+    return Sequenced(cells) if len(cells) > 1 and 1 in (len(shape.rows), len(shape.rows[0])) else shape
 
 
 def _simplest(shape: Shape) -> Shape:
@@ -114,7 +123,9 @@ def _related(gold: Shape, answer: Shape, leaf: Leaf) -> Opinion:
         return scalars.compare_relations(relations[0], relations[1])
     if isinstance(gold, Value) and isinstance(answer, Related) and answer.relation == "=":
         # A calculation written out, 2+3=5, states its result; x+1=3 does not state x.
-        return leaf(gold.text, answer.right) if scalars.is_number(answer.left) else "wrong"
+        if not scalars.is_number(answer.left):  # x(x+1) = x^2+x is both, if both are right
+            return all_of((leaf(gold.text, answer.left), leaf(gold.text, answer.right)))
+        return leaf(gold.text, answer.right)
     return _perhaps_a_set(gold, answer)
 
 

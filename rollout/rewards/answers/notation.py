@@ -34,7 +34,8 @@ _WRAPPERS = re.compile(
 )
 _DROPPED = re.compile(r"\\(?:[hv]space\*?|phantom|label|tag\*?|color|textcolor)\s*(?=\{)")
 _SIZES = re.compile(
-    r"\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it)(?![a-zA-Z])\.?"
+    r"\\(?:left|right|middle|[bB]igg?[lrm]?|(?:display|text|script)style|limits|nolimits|rm|bf|it|tt|sf|sl|em|tiny"
+    r"|scriptsize|footnotesize|small|normalsize|[lL]arge|LARGE|[hH]uge|checkmark|blacksquare|therefore)(?![a-zA-Z])\.?"
 )
 _SPACES = re.compile(
     r"\\(?:quad|qquad|thinspace|enspace|space|nobreakspace|medspace|thickspace)(?![a-zA-Z])|(?<!\\)\\[,;: ]|~"
@@ -48,15 +49,26 @@ _NAMES = {
     "ctg": "cot", "Reals": r"\mathbb{R}", "R": r"\mathbb{R}", "lparen": "(", "rparen": ")", "slash": "/",
     "dbinom": "binom", "tbinom": "binom", "widebar": "overline", "bar": "overline", "backslash": "setminus",
     "smallsetminus": "setminus", "bigcup": "cup", "lor": "or", "vee": "or", "land": "and", "wedge": "and",
+    "textdollar": "¤", "pounds": "£", "euro": "€", "yen": "¥",
 }  # fmt: skip
 _PLAIN = {"or", "and"}
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _GROUPED_DIGITS = re.compile(r"(?<=\d)(?:,\s*\\!\s*|\\!\s*,\s*|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))")
-_DELIMITERS = re.compile(r"\\\$|\$|(?<!\\)\\[!()\[\]]|`")
-_OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
+_DELIMITERS = re.compile(r"\$|(?<!\\)\\[!()\[\]]|`")
+_QUOTED = re.compile(r"``?([^`']*)''?")
+_OVER = re.compile(r"\{([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)\}")
+_AMOUNT = r"(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s*\*10\^\{\d+\})?"
+_MONEY = re.compile(rf"(-?)\s*([¤€£¥₹])\s*(-?{_AMOUNT})|()({_AMOUNT})\s*([¤€£¥₹¢])")
+_CURRENCIES = {"¤": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rupee", "¢": "cent"}
 _WORDS = (
-    (re.compile(r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", re.I), r"\\infty "),
-    (re.compile(r"\s*(?<![\\a-zA-Z])per\s?cent(?:age)?(?![a-zA-Z])|\s*(?<![\\a-zA-Z])pct(?![a-zA-Z])", re.I), "%"),
+    (re.compile(r"(?<![\\a-zA-Z])inf(?:inity)?(?![a-zA-Z])", re.I), r"\\infty "),
+    (re.compile(r"(?<![\\a-zA-Z])(?:minus|negative)\s+(?=[\d.\\])", re.I), "-"),
+    (re.compile(r"(?<=\d)\s*thousand(?![a-zA-Z])", re.I), "*10^{3}"),
+    (re.compile(r"(?<=\d)\s*million(?![a-zA-Z])", re.I), "*10^{6}"),
+    (re.compile(r"(?<=\d)\s*billion(?![a-zA-Z])", re.I), "*10^{9}"),
+    (re.compile(r"(?<=\d)\s*trillion(?![a-zA-Z])", re.I), "*10^{12}"),
+    (re.compile(r"(?<=\d)\s+out of\s+(?=\d)", re.I), "/"),
+    (re.compile(r"\s*(?<![\\a-zA-Z])(?:per\s?cent(?:age)?(?:\s+points?)?|pct)(?![a-zA-Z])", re.I), "%"),
     (re.compile(r"\s*(?<![\\a-zA-Z])deg(?:ree)?s?(?![a-zA-Z])", re.I), r"^{\\circ}"),
     (re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])"), r"\\pi "),
     (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z])|o(?![a-zA-Z]))"), r"^{\\circ}"),
@@ -66,6 +78,7 @@ _WORDS = (
     (re.compile(r"!\s*="), r"\\ne "),
     (re.compile(r"\*\*"), "^"),
 )
+_GOES_ON = re.compile(r"(\d*\.\d*?)(\d+?)\2{2,}\s*\\ldots")
 _SPACE_NOT_BETWEEN_WORDS = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 _TAKES_ARGUMENTS = re.compile(r"\\(frac|binom|sqrt)(?![a-zA-Z])\s*")
 _SINGLE = re.compile(r"(?<=[\^_])\{([0-9A-Za-z])\}")
@@ -181,8 +194,10 @@ def _command(match: re.Match[str]) -> str:
 @lru_cache(maxsize=8192)
 def canonical(text: str) -> str:
     """The answer in one spelling; at most LONGEST characters are ever looked at this way."""
-    text = _plain_unicode(text)
+    text = _QUOTED.sub(r"\1", _plain_unicode(text).replace("¤", "").replace("\\$", "¤"))
     text = _GROUPED_DIGITS.sub(",", text)
+    if text.count("$") == 1:  # one sign alone is no delimiter
+        text = text.replace("$", "¤")
     text = _DELIMITERS.sub("", text)
     text = re.sub(r"^\s*(\*\*|__)(.*)\1\s*$", r"\2", text, flags=re.DOTALL)
     text = _with_group(text, _DROPPED, lambda _: " ")
@@ -190,17 +205,37 @@ def canonical(text: str) -> str:
     text = re.sub(r"\\mathbb\s*([A-Z])|\\Bbb\s*\{?([A-Z])\}?", lambda m: f"\\mathbb{{{m[1] or m[2]}}}", text)
     text = _SPACES.sub(" ", _SIZES.sub("", text))
     text = _COMMAND.sub(_command, text).replace("\\%", "%").replace("\\|", "|").replace("\\#", "#").replace("\\&", "&")
-    while (rewritten := _OVER.sub(r"\\frac{\1}{\2}", text)) != text:
+    while (rewritten := _OVER.sub(_over, text)) != text:
         text = rewritten
     text = _WORD_ROOT.sub(lambda m: r"\sqrt" + (f"{{{m[1]}}}" if m[1] else ""), text)
     for pattern, replacement in _WORDS:
         text = pattern.sub(replacement, text)
+    text = _GOES_ON.sub(r"\1\\overline{\2}", text)
     text = _brace_arguments(text)
     text = re.sub(r"\s+", " ", text).strip().rstrip("\\").rstrip()
-    return text.strip("\"'").rstrip(".,;: ") if not text.endswith("\\ldots") else text
+    return _currency(text if text.endswith("\\ldots") else _unquoted(text).rstrip(".,;: "))
+
+
+def _over(match: re.Match[str]) -> str:
+    return f"\\{'frac' if match[2] == 'over' else 'binom'}{{{match[1]}}}{{{match[3]}}}"
+
+
+def _currency(text: str) -> str:
+    """An amount of money as a number and its unit; in anything else the sign of a currency says nothing."""
+    if not (match := _MONEY.fullmatch(text)):
+        return re.sub("[¤€£¥₹¢]", "", text)
+    sign, mark, amount = (match[1], match[2], match[3]) if match[2] else ("", match[6], match[5])
+    return f"{sign}{amount} {_CURRENCIES[mark]}"
+
+
+def _unquoted(text: str) -> str:
+    """Without the quotes around all of it; a prime at the end is no quote."""
+    while len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1].strip()
+    return text
 
 
 def key(text: str) -> str:
     """What two spellings of the same text share; `text` is canonical. Case, spacing and articles do not count."""
     text = re.sub(r"^(?:the|an?)\s+(?=[a-z]{2})", "", text.lower())
-    return _SINGLE.sub(r"\1", _SPACE_NOT_BETWEEN_WORDS.sub("", text)).strip("\"'").rstrip(".,;: ")
+    return _unquoted(_SINGLE.sub(r"\1", _SPACE_NOT_BETWEEN_WORDS.sub("", text))).rstrip(".,;: ")

@@ -32,12 +32,12 @@ _THOUSANDS_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?:\D|$))(?<!\d{4},)")
 _SYMBOL = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)'*(?:_(?:\{[^{}]*\}|\w))?(?:\([a-zA-Z, ]*\))?")
 _ABSOLUTE = re.compile(r"\|\s*([a-zA-Z])\s*\|")
 _NOT_A_NAME = re.compile(r"[-+*/^]|\\(?:frac|sqrt|sum|int|binom)|^\d|\d\s*[a-zA-Z\\]|^\|[a-zA-Z]\|$")
-_NO_SOLUTION = frozenset(
-    ("nosolution", "nosolutions", "no solution", "no solutions", "\\emptyset", "\\{\\}", "empty set")
-)
+_NO_SOLUTION_LIST = r"no solution|no solutions|no real solution|no real solutions|nosolution|\emptyset|\{\}|empty set"
+_NO_SOLUTION = frozenset(_NO_SOLUTION_LIST.split("|"))
 _EVERY_REAL = frozenset(("\\mathbb{r}", "all real numbers", "all reals", "real numbers", "(-\\infty,\\infty)"))
 
 
+_OUTWARD = re.compile(r"([\[\]])([^\[\](),]+,[^\[\](),]+)([\[\]])")
 _WORDS_BETWEEN = re.compile(r"(?:,\s*)?(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z])|;", re.IGNORECASE)
 _COMMA = re.compile(r",")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
@@ -56,7 +56,7 @@ def readings(text: str) -> tuple[Shape, ...]:
 
 def read(text: str, thousands: bool, depth: int = 0) -> Shape:
     """One shape; `thousands`: a comma before exactly three digits belongs to the number."""
-    text = text.strip().strip(",;").strip()
+    text = _outward(text.strip().strip(",;").strip())
     while (inner := enclosed(text)) and inner[0] == "{":
         text = inner[1]
     if depth > _MAX_DEPTH:
@@ -65,6 +65,11 @@ def read(text: str, thousands: bool, depth: int = 0) -> Shape:
         if (shape := reader(text, thousands, depth + 1)) is not None:
             return shape
     return Value(text)
+
+
+def _outward(text: str) -> str:
+    """]0, 1[ as (0, 1): the other way to write ends that do not belong to an interval."""
+    return _OUTWARD.sub(lambda m: f"{'(' if m[1] == ']' else '['}{m[2]}{')' if m[3] == '[' else ']'}", text)
 
 
 def _special(text: str, thousands: bool, depth: int) -> Shape | None:

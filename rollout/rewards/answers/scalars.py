@@ -14,10 +14,13 @@ from rollout.rewards.answers.exact import NotRational, exact, exact_text, ungrou
 from rollout.rewards.answers.expression import FUNCTIONS, Node, TooBig, Unreadable, parse, symbols
 from rollout.rewards.answers.identity import Opinion
 from rollout.rewards.answers.notation import key
-from rollout.rewards.answers.units import DEGREE, PERCENT, split_unit
+from rollout.rewards.answers.units import DEGREE, PERCENT, RADIAN, split_unit
 
 APPROXIMATION_DIGITS = 10
 """Significant digits from which a decimal may stand for a value that is no decimal: 0.333333 is not 1/3."""
+
+FLOAT_DIGITS = 16
+"""Digits from which the last one may be off by one: 1.4142135623730951 is how a float prints the root of 2."""
 
 _DECIMAL = re.compile(r"[+-]?\s*(\d*)\.(\d+)(?:[eE]([+-]?\d{1,4})|\s*\*\s*10\s*\^\s*\{?\s*([+-]?\d{1,4})\s*\}?)?")
 _TRIGONOMETRY = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
@@ -44,6 +47,8 @@ def compare(gold: str, answer: str) -> Opinion:
         return opinion
     gold_value, gold_unit = split_unit(gold)
     answer_value, answer_unit = split_unit(answer)
+    if {gold_unit, answer_unit} == {DEGREE, RADIAN}:
+        gold_unit, answer_unit = (unit if unit == DEGREE else None for unit in (gold_unit, answer_unit))
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return "wrong"
     if is_prose(gold_value) or is_prose(answer_value):
@@ -93,6 +98,8 @@ def _infinity(node: Node) -> int:
 
 
 def _values(gold: str, answer: str) -> Opinion:
+    if ("\\infty" in gold) != ("\\infty" in answer) or ("\\ldots" in gold) != ("\\ldots" in answer):
+        return "wrong"  # 1/\infty is no number, and what goes on is not what stops
     gold_node, answer_node = _read(gold), _read(answer)
     if gold_node is None or answer_node is None:
         return "unsure" if all(map(_is_notation, (gold, answer))) else "wrong"
@@ -142,11 +149,11 @@ def _approximates(gold: str, gold_value: Fraction, answer: str, answer_value: Fr
     return literal[0] >= APPROXIMATION_DIGITS and _is_cut_from(decimal, other, literal[1])
 
 
-def _is_cut_from(decimal: Fraction, value: Fraction, places: int) -> bool:
-    """Whether the decimal is the value rounded or truncated to its places."""
+def _is_cut_from(decimal: Fraction, value: Fraction, places: int, within: Fraction = Fraction(1, 2)) -> bool:
+    """Whether the decimal is the value rounded or truncated to its places; `within` counts units of the last place."""
     unit = Fraction(10) ** -places
     truncated = 0 <= abs(value) - abs(decimal) < unit and (value < 0) == (decimal < 0)
-    return truncated or abs(value - decimal) <= unit / 2
+    return truncated or abs(value - decimal) <= unit * within
 
 
 def _decimal_of_constant(gold: str, gold_node: Node, answer: str, answer_node: Node) -> bool:
@@ -155,7 +162,8 @@ def _decimal_of_constant(gold: str, gold_node: Node, answer: str, answer_node: N
         if literal and literal[0] >= APPROXIMATION_DIGITS and abs(literal[1]) < 500:
             value, decimal = identity.decimals_of(other, max(literal[1], 0)), exact_text(text)
             if value is not None and decimal is not None:
-                return _is_cut_from(decimal, value, literal[1])
+                within = Fraction(1) if literal[0] >= FLOAT_DIGITS else Fraction(1, 2)
+                return _is_cut_from(decimal, value, literal[1], within)
     return False
 
 

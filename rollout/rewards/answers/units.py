@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-PERCENT, DEGREE = "%", "deg"
+PERCENT, DEGREE, RADIAN = "%", "deg", "rad^1"
 
 # Spellings of one unit stand on one line, the first names it; a plural s or es is taken off before the look-up.
 _TABLE = """
@@ -17,7 +17,7 @@ in inch|ft foot feet|yd yard|mi mile|g gram gm|kg kilogram|mg milligram|lb pound
 L l litre liter|mL ml millilitre milliliter|gal gallon|pint|quart|cup|teaspoon|tablespoon|cc
 s sec second|ms millisecond|min minute|h hr hour|day|week|wk month|year yr|decade|century centuries
 mph|kmh kph kmph|Hz hertz|kHz|MHz|GHz|N newton|J joule|kJ|W watt|kW|kWh|V volt|A amp ampere|ohm|Pa pascal
-kPa|atm|mol mole|K kelvin|C celsius|F fahrenheit|cal calorie|kcal|rad radian|rpm
+kPa|atm|kohm|Mohm|mol mole|K kelvin|C celsius|F fahrenheit|cal calorie|kcal|rad radian|rpm
 dollar usd buck|cent|euro eur|yen|rupee rs inr|peso|penny pennies|dime|nickel|quarter|pound_sterling gbp
 hectare ha|acre|unit|integer|number|digit|point pt|time|way|solution|root|step|trip|turn|round|game|win|vote|goal|mark
 person people|student|pupil|child children|boy|girl|man men|woman women|worker|teacher|player|member|passenger|customer
@@ -36,6 +36,9 @@ _TAIL = re.compile(
     r"(?P<gap>\s*)(?<![A-Za-z\\])(?P<unit>(?:[A-Za-z]+\.?(?:\s*\^\s*\{?\s*-?\d\s*\}?)?(?:\s*[/*]\s*|\s+|$))+)$"
 )
 _COMPOUND = {"mph^1": "h^-1*mi^1", "kmh^1": "h^-1*km^1"}
+_FEET = re.compile(r"(?<=\d)\s*('{1,2}|\")$")
+_OHM = re.compile(r"(?<=[\d\s}])\s*([kM]?)\s*\\Omega$")
+_DROPPED = frozenset(("old", "long", "tall", "wide", "high", "deep", "away"))
 _TERM = re.compile(r"([A-Za-z]+)\.?(?:\s*\^\s*\{?\s*(-?\d)\s*\}?)?|([/])")
 
 
@@ -54,6 +57,8 @@ def _read(text: str) -> str | None:
     for word, exponent, slash in _TERM.findall(text):
         if slash or word == "per":
             sign = -1
+        elif word in _DROPPED and terms:
+            continue
         elif word in _POWER_WORDS and terms and word.endswith("ed"):
             terms[-1] = terms[-1].partition("^")[0] + f"^{sign * int(_POWER_WORDS[word])}"
         elif word in _POWER_WORDS and word != "square":
@@ -82,6 +87,9 @@ def split_unit(text: str) -> tuple[str, str | None]:
         return text[: -len("^{\\circ}")].rstrip(), DEGREE
     if temperature := re.search(r"\^\{\\circ\}\s*([CFK])$", text):
         return text[: temperature.start()].rstrip(), temperature[1]
+    if feet := _FEET.search(text):
+        return text[: feet.start()], "ft^1" if feet[1] == "'" else "in^1"
+    text = _OHM.sub(r" \1ohm", text)
     match = _TAIL.search(text)
     if match is None or match.start() == 0 or not re.search(r"(?:[\d}).]|\\[a-zA-Z]+)$", text[: match.start()]):
         return text, None
