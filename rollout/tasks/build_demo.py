@@ -20,7 +20,7 @@ from rollout.tasks.arithmetic import pairs, problem, response, scratchpad
 
 PAD, END, UNKNOWN, THINK, END_THINK = "<pad>", "<eos>", "<unk>", "<think>", "</think>"
 VOCABULARY_SIZE = 128
-SETTINGS: dict[str, Any] = {"learner.lr": 3e-4, "rollout.max_new_tokens": 32}
+SETTINGS: dict[str, Any] = {"learner.lr": 2e-4, "rollout.max_new_tokens": 32}
 """What `rollearn.json` recommends for this model; the keys are fields of the configuration."""
 
 

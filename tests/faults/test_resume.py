@@ -79,7 +79,7 @@ def test_a_full_disk_costs_one_checkpoint_and_a_finished_run_goes_on_when_it_is_
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--learner.lr", "0.1"), "--learner.lr 0.0003 -> 0.1|--learner.lr None -> 0.1"),
+        (("--learner.lr", "0.1"), "--learner.lr 0.0002 -> 0.1|--learner.lr None -> 0.1"),
         (("--rollouts", "128"), "--rollouts 64 -> 128"),
         (("--group-size", "8"), "--group-size None -> 8"),
         (("--learner.ranks", "2"), "written by 1 learner rank.*this machine would use 2"),
