@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from learner.lora import is_adapter
 from learner.types import SavedFile, Vote
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def save(
     `reached` is called before every file with its name (for injected faults).
     """
     rank = engine.settings.rank
-    storage = _Storage(directory, rank, reached)
+    storage = _Storage(directory, rank, reached, adapter_only=bool(engine.settings.lora_rank))
     _without_recovery_scripts(engine)
     with _replaced_storage(engine, storage):
         # With LoRA only the adapter: the frozen weights are those of the model directory (their hash is in the vote).
@@ -262,9 +263,17 @@ def _replaced_storage(engine: LearnerEngine, storage: _Storage) -> Iterator[None
 class _Storage:
     """The files of one rank, with the methods of DeepSpeed's CheckpointEngine that saving and loading use."""
 
-    def __init__(self, directory: Path, rank: int, reached: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        reached: Callable[[str], None] = lambda _: None,
+        *,
+        adapter_only: bool = False,
+    ) -> None:
         self.files: list[SavedFile] = []
         self.error = ""
+        self._adapter_only = adapter_only
         self._directory, self._rank, self._reached = directory, rank, reached
 
     def write(self, name: str, writer: Callable[[Path], Any]) -> None:
@@ -302,6 +311,10 @@ class _Storage:
 
     def save(self, state_dict: Any, path: str) -> None:
         """DeepSpeed has a file to write."""
+        if self._adapter_only and state_dict.get("module"):
+            # DeepSpeed leaves out frozen parameters, but not a tied output layer, which is one of them.
+            kept = {name: tensor for name, tensor in state_dict["module"].items() if is_adapter(name)}
+            state_dict = state_dict | {"module": kept}
         self.write(os.path.relpath(path, self._directory), lambda target: torch.save(state_dict, target))
 
     def load(self, path: str, map_location: Any = None) -> Any:
