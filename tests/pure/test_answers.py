@@ -169,6 +169,14 @@ def test_long_responses_are_searched_in_linear_time(text):
     assert time.monotonic() - began < 2.0
 
 
+@pytest.mark.parametrize("unit", ["1", "12", "½", "'", "`", "]1,2[", "$1", r"{1\choose 2}", "1 million "])
+def test_repetitive_answers_up_to_the_longest_that_is_read_take_no_time(unit):
+    began = time.monotonic()
+    for tail in ("", r"\ldots", "x", "'"):
+        settle("0." + (unit * 1000)[:980] + tail, "x^2")
+    assert time.monotonic() - began < 2.0
+
+
 def test_math_verify_is_stopped_at_the_deadline_in_this_thread():
     began = time.monotonic()
     assert grade(boxed(HANGING), "7", deadline=0.3) == "wrong"

@@ -78,7 +78,7 @@ _WORDS = (
     (re.compile(r"!\s*="), r"\\ne "),
     (re.compile(r"\*\*"), "^"),
 )
-_GOES_ON = re.compile(r"(\d*\.\d*?)(\d+?)\2{2,}\s*\\ldots")
+_GOES_ON = re.compile(r"(?<!\d)(\d{0,30}\.\d{0,20}?)(\d{1,12}?)\2{2,40}\s*\\ldots")
 _SPACE_NOT_BETWEEN_WORDS = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 _TAKES_ARGUMENTS = re.compile(r"\\(frac|binom|sqrt)(?![a-zA-Z])\s*")
 _SINGLE = re.compile(r"(?<=[\^_])\{([0-9A-Za-z])\}")
