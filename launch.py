@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     ensure_environment(words)
     from cluster.run.commands import dispatch
 
-    return dispatch(words, train)
+    return dispatch(words, train, loop)
 
 
 def train(config: Config, resume: Path | None) -> int:
@@ -39,17 +39,28 @@ def train(config: Config, resume: Path | None) -> int:
 
 
 def loop(run: Run) -> None:
-    """One turn is one round: prompts, groups, scored groups, batch, update, weights, receipts."""
+    """One turn is one round: prompts, groups, scored groups, batch, update, weights, receipts, record.
+
+    What may start next is the schedule's to say; what was begun goes on beside the rest (cluster/schedule.py).
+    """
+    from cluster.schedule import Generate, Record, Sync, Train
+
     run.sync(version=run.weights_version)
     run.evaluate_start()
-    for turn in run.rounds():
-        requests = run.next_requests(turn)
-        groups = run.generate_and_score(turn, requests)
-        batch = run.build_batch(turn, groups)
-        run.update(turn, batch)
-        turn.row |= run.sync(version=turn.number)
-        run.evaluate(turn)
-        run.record(turn, groups)
+    for task in run.tasks():
+        turn = run.turn(task.round)
+        match task:
+            case Generate():
+                requests = run.next_requests(turn)
+                run.begin(task, run.generate_and_score(turn, requests))
+            case Train():
+                batch = run.build_batch(turn, task.minibatches)
+                run.begin(task, run.update(turn, batch, first=task.first))
+            case Sync():
+                turn.row |= run.sync(version=turn.number)
+                run.evaluate(turn)
+            case Record():
+                run.record(turn)
 
 
 if __name__ == "__main__":

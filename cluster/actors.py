@@ -114,12 +114,12 @@ class LearnerActor(Shell):
             self._reference = Reference(self._engine)
         return self.about()
 
-    def update(self, batch: Batch) -> Iterator[Any]:
-        """Train on a batch: a stream of microbatch counts that ends with the UpdateReport."""
+    def update(self, batch: Batch, first: bool) -> Iterator[Any]:
+        """Train on a batch: a stream of minibatch counts that ends with the UpdateReport."""
         from learner.update import Update
 
         faults.arm_learner(self._engine, self._engine.settings.rank, batch.round, self._marks)
-        yield from Update(self._engine, self._reference, batch).run()
+        yield from Update(self._engine, self._reference, batch, first=first).run()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """learner.weights.shapes."""

@@ -13,9 +13,9 @@ class ClusterConfig:
     placement: str = "auto"
     """Where engines and ranks sit: cpu, colocated, separate (auto: cpu without a GPU, else colocated)."""
     schedule: Literal["auto", "phased", "streamed", "async"] = "auto"
-    """What overlaps (auto: phased on shared devices, streamed on separate ones)."""
+    """What overlaps (auto: phased on shared devices, streamed on separate ones); see docs/schedules.md."""
     max_lag: int = 1
-    """Async: how many weights versions a response may be behind."""
+    """Async: how many weights versions a response may be behind; 1 is one round ahead."""
     transport: str = "auto"
     """How weights travel: object_store, broadcast (auto: object_store on a CPU)."""
     address: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,18 @@ class LearnerGroup:
         self.ranks = ranks
         self._heartbeat = heartbeat
 
-    def update(self, batch: Batch, progress: Callable[[int], None]) -> UpdateReport:
-        """Train on the batch; `progress` hears how many minibatches are done.
+    def update(
+        self, batch: Batch, progress: Callable[[int], None], *, first: bool = True
+    ) -> Iterator[UpdateReport | None]:
+        """Train on a batch: yields None while the ranks are at work, and at the end the report.
 
+        `first` says that no step of the round has been made yet; `progress` hears how many minibatches are done.
         Raises RemoteFailure when a rank is lost (the others are then stuck in a collective: the group is finished),
         BrokenPromise when engine and learner disagree.
         """
         shared = ray.put(batch)
         streams = {
-            f"learner-{rank}": actor.update.options(num_returns="streaming").remote(shared)
+            f"learner-{rank}": actor.update.options(num_returns="streaming").remote(shared, first)
             for rank, actor in enumerate(self.ranks)
         }
         reports: dict[str, UpdateReport] = {}
@@ -39,11 +42,12 @@ class LearnerGroup:
                     reports[name] = item
                 elif name == "learner-0":
                     progress(item)
+                yield None
         except ActorLost as lost:
             if "MismatchError" in lost.reason:
                 raise BrokenPromise(_last_line(lost.reason, "MismatchError")) from None
             raise RemoteFailure(f"{lost}") from None
-        return reports["learner-0"]
+        yield reports["learner-0"]
 
     def shapes(self, seconds: float) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all tensors."""

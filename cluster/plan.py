@@ -15,6 +15,8 @@ from cluster.errors import PlanError
 from cluster.placement import Layout, find
 from cluster.resources import Resources
 from cluster.run.config import Config
+from cluster.schedule import Kind
+from cluster.schedule_plan import scheduled
 from cluster.seating import layout_text, seat
 from learner.settings import Objective, objective_settings, without_effect
 
@@ -57,8 +59,14 @@ class Plan:
     """cpu, colocated or separate."""
     layout: Layout
     """Where every engine and every rank sits."""
-    schedule: str
+    schedule: Kind
     """phased, streamed or async."""
+    max_lag: int
+    """Weights versions a response may be behind; 0 unless async."""
+    overlap: str
+    """What overlaps, for people."""
+    old_logprobs: str
+    """recompute or sampler."""
     transport: str
     """How weights travel."""
     engines: int
@@ -152,7 +160,9 @@ def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
     dtype = "float32" if device == "cpu" else "bfloat16"
     engine_dtype, learner_dtype = config.rollout.dtype or dtype, config.learner.dtype or dtype
     lora_rank, lora_alpha = adapter_settings(config, notes)
-    objective = objective_settings(config.learner, config.kl, config.correction, max_new)
+    placement = layout.placement
+    turns = scheduled(config, shared=placement == "colocated", separate=placement == "separate", notes=notes)
+    objective = objective_settings(turns.learner, config.kl, turns.correction, max_new)
     notes.extend(without_effect(objective))
     both_exact = engine_dtype == learner_dtype == "float32"
     inner = config.learner.inner_updates
@@ -172,7 +182,10 @@ def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
         device=device,
         placement=layout.placement,
         layout=layout,
-        schedule=_schedule(config, layout.placement),
+        schedule=turns.kind,
+        max_lag=turns.max_lag,
+        overlap=turns.text,
+        old_logprobs=turns.learner.old_logprobs or "recompute",
         transport="object_store" if config.cluster.transport == "auto" else config.cluster.transport,
         engines=len(layout.engines),
         ranks=len(layout.ranks),
@@ -293,13 +306,6 @@ def _check_kl(config: Config) -> None:
                 raise PlanError(f"{flag} has no effect without a KL term: add --kl.kind k3_weighted, or leave it out.")
 
 
-def _schedule(config: Config, placement: str) -> str:
-    asked = config.cluster.schedule
-    if asked in ("streamed", "async"):
-        raise PlanError(f"--cluster.schedule {asked} is not part of this version; use --cluster.schedule phased.")
-    return "phased"
-
-
 def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
     """The plan as people read it."""
     kl = f"{config.kl.kind}, coefficient {plan.kl_coef:g}"
@@ -314,7 +320,8 @@ def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
         f"model      {plan.model.path}" + (f" (vocabulary {plan.model.vocab_size})" if plan.model.vocab_size else ""),
         f"objective  {config.learner.loss}, ratio per {config.learner.ratio_level}, clip "
         f"{config.learner.clip_low:g}/{config.learner.clip_high:g}, advantages {config.learner.advantage}, "
-        f"{plan.objective.reduction}, KL {kl}",
+        f"{plan.objective.reduction}, KL {kl}"
+        + (f", correction {plan.objective.correction}" if plan.objective.correction != "none" else ""),
         f"optimizer  AdamW, learning rate {plan.lr:g}, ZeRO {config.learner.zero_stage}, {plan.learner_dtype}"
         + (f", LoRA of rank {plan.lora_rank}, alpha {plan.lora_alpha:g}" if plan.lora_rank else ""),
         f"sampling   temperature {config.rollout.temperature:g}, top-p {config.rollout.top_p:g}, at most "
@@ -322,8 +329,9 @@ def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
         f"reward     correctness + {config.reward.format_weight:g} x format"
         + (" where correct" if config.reward.conditional_format else "")
         + (f" + {config.reward_function}" if config.reward_function else ""),
-        f"processes  {plan.engines} engine(s) and {plan.ranks} rank(s), placement {plan.placement}, schedule "
-        f"{plan.schedule}, weights by {plan.transport}",
+        f"processes  {plan.engines} engine(s) and {plan.ranks} rank(s), placement {plan.placement}, weights by "
+        f"{plan.transport}",
+        f"schedule   {plan.overlap}",
         *(f"placement  {line}" for line in layout_text(plan.layout, resources.nodes)),
         f"machine    {resources.cpus} cores, {resources.gpus} GPUs, {resources.memory / 2**30:.1f} GiB memory",
     ]

@@ -28,7 +28,7 @@ class RolloutPool:
         self._heartbeat = heartbeat
 
     def generate(self, requests: Sequence[GroupRequest], sampling: Sampling) -> Iterator[list[Group]]:
-        """Groups as they finish, in any order, every one of them; an empty list is a sign of life.
+        """Groups as they finish, in any order, every one of them; an empty list says that there is none yet.
 
         A group that was lost with its engine is generated again with the same seeds, so it is the same group.
         """
@@ -39,7 +39,11 @@ class RolloutPool:
         made: dict[str, int] = {}
         while streams:
             try:
-                for name, (groups, tokens) in stream(streams, self._heartbeat):
+                for name, item in stream(streams, self._heartbeat):
+                    if not name:
+                        yield []
+                        continue
+                    groups, tokens = item
                     made[name] = tokens
                     self.tokens = sum(made.values())
                     yield [self._accept(group, work[name], attempts[name]) for group in groups]

@@ -179,7 +179,7 @@ class System:
             microbatch_tokens=learner.microbatch_tokens or (4096 if plan.device == "cpu" else 16384),
             objective=plan.objective,
             score_temperature=plan.score_temperature,
-            old_logprobs=learner.old_logprobs,
+            old_logprobs=plan.old_logprobs,
             ref_refresh_steps=self.config.kl.ref_refresh_steps,
             gradient_checkpointing=learner.gradient_checkpointing,
             offload=learner.offload,

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    TaskCancelledError,
+)
 
 from cluster.errors import RemoteFailure
 
 
-@dataclass(frozen=True, slots=True)
-class ActorLost(Exception):
-    """One actor of many is gone or silent; the caller decides whether it can be replaced."""
+class ActorLost(RemoteFailure):
+    """One actor of many died, hangs, or raised; whoever supervises it decides whether it can be replaced."""
 
-    name: str
-    """Which actor."""
-    reason: str
-    """What is known, the remote traceback included."""
-    hung: bool
-    """True when it lives but made no progress before its deadline."""
+    def __init__(self, name: str, reason: str, *, hung: bool = False, cause: BaseException | None = None) -> None:
+        """`hung`: it lives and made no progress before its deadline. `cause`: what it raised, unless it died."""
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason, self.hung, self.cause = name, reason, hung, cause
 
-    def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Picklable, with the texts only."""
+        return (type(self), (self.name, self.reason))
+
+
+def actor_lost(name: str, error: BaseException, seconds: float) -> ActorLost:
+    """What an error of Ray says about the actor it came from."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return ActorLost(name, describe(error, seconds), hung=isinstance(error, GetTimeoutError), cause=cause)
 
 
 def fetch(refs: Any, seconds: float, what: str) -> Any:
@@ -37,16 +48,21 @@ def fetch(refs: Any, seconds: float, what: str) -> Any:
 
 
 def fetch_all(refs: Mapping[str, Any], seconds: float, what: str) -> dict[str, Any]:
-    """Results by name; the first failure wins, and one that never answers is named."""
+    """Results by name. ActorLost names the first that failed, or one that never answered."""
     pending = {ref: name for name, ref in refs.items()}
     results: dict[str, Any] = {}
     deadline = time.monotonic() + seconds
     while pending:
         ready, _ = ray.wait(list(pending), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise RemoteFailure(f"{what}: no answer from {', '.join(sorted(pending.values()))} within {seconds:g} s")
+            silent = sorted(pending.values())
+            raise ActorLost(silent[0], f"{what}: no answer from {', '.join(silent)} within {seconds:g} s", hung=True)
         name = pending.pop(ready[0])
-        results[name] = fetch(ready[0], 30.0, f"{what}, {name}")
+        try:
+            results[name] = ray.get(ready[0], timeout=30.0)
+        except (RayError, OSError) as error:
+            lost = actor_lost(name, error, 30.0)
+            raise ActorLost(name, f"{what}: {lost.reason}", hung=lost.hung, cause=lost.cause) from None
     return results
 
 
@@ -62,18 +78,22 @@ def references(generator: Any, seconds: float, what: str) -> Iterator[Any]:
             return
 
 
-def stream(generators: dict[str, Any], silence: float) -> Iterator[tuple[str, Any]]:
-    """Items of several streaming actor calls as they come, by name.
+def stream(generators: dict[str, Any], silence: float, tick: float = 0.05) -> Iterator[tuple[str, Any]]:
+    """Items of several streaming actor calls as they come, by name; ("", None) when there was none for `tick` seconds.
 
-    Every item is a sign of life. An actor that dies or stays silent for `silence` seconds raises ActorLost; the other
-    streams can be continued by calling again: finished and lost ones are taken out of `generators`.
+    So a caller with other work to look after is never held up. Every item is a sign of life. An actor that dies or
+    stays silent for `silence` seconds raises ActorLost; the other streams can be continued by calling again: finished
+    and lost ones are taken out of `generators`.
     """
     alive = generators
     heard = dict.fromkeys(alive, time.monotonic())
     while alive:
         names = {id(generator): name for name, generator in alive.items()}
-        ready, _ = ray.wait(list(alive.values()), num_returns=1, timeout=1.0, fetch_local=False)
+        ready, _ = ray.wait(list(alive.values()), num_returns=1, timeout=tick, fetch_local=False)
         now = time.monotonic()
+        if not ready:
+            yield "", None
+            heard = _shifted(heard, time.monotonic() - now - 2 * tick)
         for generator in ready:
             name = names[id(generator)]
             try:
@@ -83,16 +103,91 @@ def stream(generators: dict[str, Any], silence: float) -> Iterator[tuple[str, An
                 continue
             except (RayError, OSError) as error:
                 del alive[name]
-                raise ActorLost(name, describe(error, 30.0), hung=isinstance(error, GetTimeoutError)) from None
+                raise actor_lost(name, error, 30.0) from None
             heard[name] = now
             yield name, item
-            # Time the caller spent on the item must not count as silence of the others.
-            spent = time.monotonic() - now
-            heard = {key: at + spent for key, at in heard.items()}
+            heard = _shifted(heard, time.monotonic() - now)
         for name in list(alive):
             if now - heard[name] > silence:
                 del alive[name]
                 raise ActorLost(name, f"no progress for {silence:g} s", hung=True)
+
+
+def _shifted(heard: dict[str, float], spent: float) -> dict[str, float]:
+    """Time the caller spent elsewhere must not count as silence of actors."""
+    return {name: at + max(0.0, spent) for name, at in heard.items()}
+
+
+class Ended:
+    """A stream has come to its end."""
+
+
+ENDED = Ended()
+
+
+class Watch:
+    """Streams and single calls of many actors, waited for together; one per name at a time."""
+
+    def __init__(self) -> None:
+        """Nothing is waited for."""
+        self._open: dict[str, Any] = {}
+        self._cancelled: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._open
+
+    def names(self) -> list[str]:
+        """Who is waited for."""
+        return list(self._open)
+
+    def add(self, name: str, answer: Any) -> None:
+        """Wait for an actor's stream (a generator of references) or call (a reference)."""
+        self._open[name] = answer
+
+    def drop(self, name: str) -> None:
+        """Do not wait for it any longer."""
+        self._open.pop(name, None)
+        self._cancelled.discard(name)
+
+    def cancel(self, name: str) -> None:
+        """Ask an actor to stop its stream when it next looks (`is_canceled`); its end comes as ENDED."""
+        if name not in self._cancelled:
+            self._cancelled.add(name)
+            ray.cancel(self._open[name])
+
+    def is_cancelled(self, name: str) -> bool:
+        """Whether its stream was asked to stop."""
+        return name in self._cancelled
+
+    def poll(self, seconds: float) -> list[tuple[str, Any]]:
+        """What has come, after at most `seconds`: (name, item or answer | ENDED | an ActorLost that is not raised).
+
+        One item of each stream at most; after anything but an item the name is not waited for any more.
+        """
+        if not self._open:
+            time.sleep(seconds)
+            return []
+        names = {id(answer): name for name, answer in self._open.items()}
+        answers = list(self._open.values())
+        ready, _ = ray.wait(answers, num_returns=1, timeout=seconds, fetch_local=False)
+        if ready and len(answers) > 1:
+            ready, _ = ray.wait(answers, num_returns=len(answers), timeout=0, fetch_local=False)
+        return [self._received(names[id(answer)], answer) for answer in ready]
+
+    def _received(self, name: str, answer: Any) -> tuple[str, Any]:
+        is_stream = not isinstance(answer, ray.ObjectRef)
+        try:
+            value = ray.get(next(answer) if is_stream else answer, timeout=30.0)
+        except (StopIteration, TaskCancelledError):
+            value = ENDED
+        except (RayError, OSError) as error:
+            value = actor_lost(name, error, 30.0)
+        if not is_stream or value is ENDED or isinstance(value, ActorLost):
+            self.drop(name)
+        return name, value
 
 
 def describe(error: BaseException, seconds: float) -> str:

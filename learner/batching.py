@@ -25,16 +25,19 @@ def build_batch(
     kl_coef: float = 0.0,
     domain_coefs: Mapping[str, float] | None = None,
     drop_unfinished: bool = False,
+    max_lag: int = 0,
 ) -> Batch:
     """Lay whole groups end to end, in the order given.
 
     `advantages` is (B,), computed on the whole groups in the same order. `drop_unfinished` is the overlong filter.
-    Raises ValueError when the groups do not come from one round and one weights version.
+    `max_lag` is how many weights versions a group may be behind the round. Raises ValueError when one is further
+    behind, or ahead, or when the groups come from several rounds.
     """
-    origins = {(g.group.request.round, g.group.weights_version) for g in groups}
-    if len(origins) != 1:
-        raise ValueError(f"a batch must come from one round and one weights version, got {sorted(origins)}")
-    round_, version = origins.pop()
+    rounds = {scored.group.request.round for scored in groups}
+    if len(rounds) != 1:
+        raise ValueError(f"a batch must come from one round, got {sorted(rounds)}")
+    round_ = rounds.pop()
+    _check_lag(round_, groups, max_lag)
     rows: list[IntArray] = []
     for scored in groups:
         offsets, prompt = scored.group.offsets, scored.group.request.prompt.token_ids
@@ -45,7 +48,7 @@ def build_batch(
     finished = np.concatenate([scored.group.finished for scored in groups])
     return Batch(
         round=round_,
-        weights_version=version,
+        weights_versions=np.repeat([scored.group.weights_version for scored in groups], sizes).astype(np.int32),
         token_ids=np.concatenate(rows).astype(np.int32, copy=False),
         prompt_lengths=np.repeat([len(g.group.request.prompt.token_ids) for g in groups], sizes).astype(np.int32),
         response_lengths=np.concatenate([scored.group.lengths for scored in groups]),
@@ -56,6 +59,16 @@ def build_batch(
         kl_coefs=np.repeat([domains.get(g.group.request.prompt.domain, kl_coef) for g in groups], sizes).astype(float),
         counted=finished if drop_unfinished else np.ones(len(finished), dtype=bool),
     )
+
+
+def _check_lag(round_: int, groups: Sequence[ScoredGroup], max_lag: int) -> None:
+    wrong = [scored.group for scored in groups if not 0 <= round_ - 1 - scored.group.weights_version <= max_lag]
+    if wrong:
+        raise ValueError(
+            f"{len(wrong)} groups of round {round_} come from weights version {wrong[0].weights_version} (row "
+            f"{wrong[0].request.prompt.row_id}), while this round is trained on version {round_ - 1}"
+            + (f" and at most {max_lag} behind" if max_lag else "")
+        )
 
 
 def rows_with_signal(batch: Batch) -> BoolArray:

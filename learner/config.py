@@ -46,8 +46,9 @@ class LearnerConfig:
     """How token losses become one number per step (default: token_mean; sequence_mean beside a sequence ratio)."""
     constant_length: int | None = None
     """Divisor L of the constant aggregate (default: the longest response allowed)."""
-    old_logprobs: Literal["recompute", "sampler"] = "recompute"
-    """Where the ratio is anchored: the learner's own log-probs at the start of the round, or the engine's."""
+    old_logprobs: Literal["recompute", "sampler"] | None = None
+    """Where the ratio is anchored: the learner's own log-probs at the start of the round, or the engine's (default:
+    recompute; sampler under the streamed schedule)."""
     inner_updates: int = 1
     """Sets of responses per round, each from the same frozen old policy, one update each (the book's inner loop)."""
     grad_clip: float = 1.0
@@ -86,8 +87,9 @@ class KLConfig:
 class CorrectionConfig:
     """Importance correction for the difference between engine and learner."""
 
-    kind: CorrectionKind = "none"
-    """Truncate (tis) or mask the weight old/sampler, by token or by sequence."""
+    kind: CorrectionKind | None = None
+    """Truncate (tis) or mask the weight old/sampler, by token or by sequence (default: none; under the async schedule
+    tis_token, or tis_sequence beside a sequence ratio)."""
     cap: float = 2.0
     """Largest weight."""
     floor: float = 0.0

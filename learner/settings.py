@@ -115,7 +115,7 @@ def objective_settings(
 
     The coefficient per domain is data of the batch (`kl_coefs`), not of the objective.
     """
-    if learner.old_logprobs == "sampler" and correction.kind != "none":
+    if learner.old_logprobs == "sampler" and correction.kind not in (None, "none"):
         raise UserError(
             f"--correction.kind {correction.kind} corrects the ratio from the learner's old log-probs back to the "
             f"sampler's, but with --learner.old-logprobs sampler the ratio starts at the sampler already: the weight "
@@ -136,7 +136,7 @@ def objective_settings(
         kl=kl.kind,
         kl_coef=coef,
         kl_length_normalise=kl.length_normalise,
-        correction=correction.kind,
+        correction=correction.kind or "none",
         correction_cap=correction.cap,
         correction_floor=correction.floor,
         correction_geometric_mean=correction.geometric_mean,

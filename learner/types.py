@@ -5,7 +5,7 @@ Shape letters: B responses, N tokens of all prompts and responses end to end, T 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +16,12 @@ from rollout.types import BoolArray, DoubleArray, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The responses to be trained on, flat; advantages are final (whole groups, before any split)."""
+    """Whole minibatches of one round, all of them or some, flat; advantages are final (whole groups)."""
 
     round: int
     """Round the responses belong to."""
-    weights_version: int
-    """Version that sampled them."""
+    weights_versions: IntArray
+    """(B,) version that sampled each response; `round - 1` where it is not behind."""
     token_ids: IntArray
     """(N,) prompt then response of each row, end to end."""
     prompt_lengths: IntArray
@@ -40,6 +40,11 @@ class Batch:
     """(B,) KL coefficient of each response (by domain); all 0 without KL."""
     counted: BoolArray
     """(B,) False where the overlong filter takes the response out of the loss (its denominators follow)."""
+
+    @property
+    def current(self) -> bool:
+        """True when all responses are of the policy as it is at the start of the round."""
+        return bool((self.weights_versions == self.round - 1).all())
 
     @property
     def size(self) -> int:
@@ -73,7 +78,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """What one round of learning did."""
+    """What the learner did with one batch."""
 
     steps: tuple[StepReport, ...]
     """One per minibatch that was trained."""
@@ -81,10 +86,21 @@ class UpdateReport:
     """Wall seconds spent on recomputing old log-probs."""
     seconds_learn: float
     """Wall seconds of the whole update."""
-    mismatch: tuple[float, float]
-    """(mean, largest) |engine - learner| log-prob of the tokens scored before training."""
+    mismatch: tuple[float, float] | None
+    """(mean, largest) |engine - learner| log-prob of the tokens scored before training; None: other weights by now."""
     trained_responses: int
     """Responses that went through forward and backward (groups without signal may be left out)."""
+
+
+def joined(reports: Sequence[UpdateReport]) -> UpdateReport:
+    """The reports of all batches of a round as one."""
+    return UpdateReport(
+        steps=tuple(step for report in reports for step in report.steps),
+        seconds_old_logprobs=sum(report.seconds_old_logprobs for report in reports),
+        seconds_learn=sum(report.seconds_learn for report in reports),
+        mismatch=next((report.mismatch for report in reports if report.mismatch is not None), None),
+        trained_responses=sum(report.trained_responses for report in reports),
+    )
 
 
 @dataclass(frozen=True, slots=True)

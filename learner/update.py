@@ -1,4 +1,7 @@
-"""One round of learning: old log-probs, then one optimizer step per minibatch, each made of microbatches."""
+"""A batch of learning: old log-probs, then one optimizer step per minibatch, each made of microbatches.
+
+A round may be one batch, or several, each with the next minibatches: the steps are the same ones.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,14 @@ class Update:
     beyond the order of floating-point sums.
     """
 
-    def __init__(self, engine: LearnerEngine, reference: Reference | None, batch: Batch) -> None:
-        """`reference` is None without a KL term."""
-        self.engine, self.reference, self.batch = engine, reference, batch
+    def __init__(self, engine: LearnerEngine, reference: Reference | None, batch: Batch, *, first: bool = True) -> None:
+        """`reference` is None without a KL term; `first` says that no step of the round has been made yet.
+
+        Later batches need the sampler's old log-probs: the policy of before the round is not there any more.
+        """
+        if not first and engine.settings.old_logprobs != "sampler":
+            raise ValueError("old log-probs cannot be recomputed after the first step of a round")
+        self.engine, self.reference, self.batch, self.first = engine, reference, batch, first
         self.minibatches = [int(m) for m in np.unique(batch.minibatches)]
         self._lengths = batch.prompt_lengths.astype(np.int64) + batch.response_lengths
         self._signal = rows_with_signal(batch)
@@ -37,9 +45,10 @@ class Update:
         self._trained = 0
 
     def run(self) -> Iterator[int | UpdateReport]:
-        """Yields the number of microbatches done so far (a sign of life), and the report at the end."""
+        """Yields the number of minibatches done so far (a sign of life), and the report at the end."""
         started = time.monotonic()
-        mismatch = self.check_mismatch()
+        # Once the policy has moved on, a difference is no fault of anybody's.
+        mismatch = self.check_mismatch() if self.first and self.batch.current else None
         seconds_old = 0.0
         if self.engine.settings.old_logprobs == "sampler":
             self._old = self.batch.sampler_logprobs
@@ -49,7 +58,7 @@ class Update:
             seconds_old = time.monotonic() - began
         reports: list[StepReport] = []
         for position, minibatch in enumerate(self.minibatches):
-            reports.append(self.step(minibatch, first=position == 0))
+            reports.append(self.step(minibatch, first=self.first and position == 0))
             yield position + 1
         yield UpdateReport(tuple(reports), seconds_old, time.monotonic() - started, mismatch, self._trained)
 

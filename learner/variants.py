@@ -57,7 +57,6 @@ PRESETS: dict[str, Variant] = {
             "learner.advantage": "group",
             "learner.aggregate": "token_mean",
             "kl.kind": "none",
-            "correction.kind": "none",
             "rollout.temperature": 1.0,
             "rollout.top_p": 1.0,
             "reward.format_weight": 0.1,

@@ -1,7 +1,8 @@
 """`launch.py bench`: engines alone, learner alone, sync, and the whole round, in one run of the same system.
 
-Limit = engines alone + learner alone (they share the cores or devices); efficiency = limit / round. Every figure is a
-median over the repetitions, taken in turn, so that a machine that slows down slows them all.
+Limit = engines alone + learner alone where they share cores or devices, the larger of the two where each has its own;
+efficiency = limit / round. Every figure is a median over the repetitions. Under the phased schedule they are taken in
+turn, so that a machine that slows down slows them all; under the others, where rounds overlap, the parts come last.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +23,7 @@ import tyro
 from cluster.errors import DONE
 from cluster.run.cli import apply_settings
 from cluster.run.config import Config
+from cluster.run.credit import batch_of
 
 if TYPE_CHECKING:
     from cluster.run.round import Round
@@ -52,6 +55,8 @@ class BenchConfig:
     """Number of learner ranks."""
     transport: Annotated[str, tyro.conf.arg(name="cluster.transport")] = "auto"
     """How weights travel."""
+    schedule: Annotated[str, tyro.conf.arg(name="cluster.schedule")] = "auto"
+    """What overlaps: phased, streamed, async."""
     repeats: int = 3
     """Rounds that are timed, after one that is not."""
     json: str = ""
@@ -60,13 +65,13 @@ class BenchConfig:
     """Run directory."""
 
 
-def main(words: list[str]) -> int:
+def main(words: list[str], loop: Callable[[Run], None]) -> int:
     """Run the benchmark; prints a table, and writes JSON where asked."""
     from cluster.run.opening import open_run
 
     bench = tyro.cli(BenchConfig, prog="launch.py bench", args=words)
     with open_run(training_config(bench)) as run:
-        figures = measure(run, bench)
+        figures = measure(run, bench, loop)
     sys.stdout.write(table(figures))
     if bench.json:
         Path(bench.json).write_text(json.dumps(figures, indent=2) + "\n")
@@ -87,6 +92,7 @@ def training_config(bench: BenchConfig) -> Config:
         "rollout.engines": bench.engines,
         "learner.ranks": bench.ranks,
         "cluster.transport": bench.transport,
+        "cluster.schedule": bench.schedule,
         "eval.every": 0,
         "checkpoint.every": 0,
         # The weights must stay what they are, or responses would change in length from round to round.
@@ -95,19 +101,33 @@ def training_config(bench: BenchConfig) -> Config:
     return apply_settings(Config(quiet=True), settings)
 
 
-def measure(run: Run, bench: BenchConfig) -> dict[str, object]:
+def measure(run: Run, bench: BenchConfig, loop: Callable[[Run], None]) -> dict[str, object]:
     """Seconds of each part (medians), tokens per second, and the efficiency."""
+    phased, separate = run.plan.schedule == "phased", run.plan.placement == "separate"
+    wholes: list[dict[str, float]] = []
+    parts: list[dict[str, float]] = []
+    ended = time.monotonic()
+
+    def recorded(turn: Round) -> None:
+        nonlocal ended
+        wholes.append(_whole(turn, time.monotonic() - max(turn.started, ended)))
+        if phased or turn.number == run.config.rounds:
+            parts.extend(_alone(run, turn) for _ in range(1 if phased else bench.repeats + 1))
+        ended = time.monotonic()
+
     run.generation.fixed_length = bench.fixed_length
-    run.sync(version=0)
-    samples: list[dict[str, float]] = []
-    for turn in run.rounds():
-        samples.append(_round(run, turn, bench.fixed_length))
-    samples = samples[1:]
+    run.amend = _all_work if bench.fixed_length else run.amend
+    run.recorded = recorded
+    loop(run)
+    samples = [whole | alone for whole, alone in zip(wholes[1:], parts[1:], strict=True)]
     medians = {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}
-    limit = medians["generate_alone"] + medians["learn_alone"]
+    both = (medians["generate_alone"], medians["learn_alone"])
+    limit = max(both) if separate else sum(both)
     return {
         "efficiency": limit / medians["round"],
         "limit": limit,
+        "limit_of": "larger of the two" if separate else "sum",
+        "schedule": run.plan.schedule,
         **medians,
         "answers_per_second": medians["answers"] / medians["score_alone"],
         "tokens_per_second": medians["tokens"] / medians["generate_alone"],
@@ -123,48 +143,46 @@ def measure(run: Run, bench: BenchConfig) -> dict[str, object]:
     }
 
 
-def _round(run: Run, turn: Round, fixed_length: bool) -> dict[str, float]:
-    """One round with everything in it, then its parts alone on the same requests and the same batch."""
-    began_round = time.monotonic()
-    requests = run.next_requests(turn)
-    groups = run.generate_and_score(turn, requests)
-    scored_at = time.monotonic()
-    batch = run.build_batch(turn, _all_work(groups, turn.number) if fixed_length else groups)
-    run.update(turn, batch)
-    turn.row |= run.sync(version=turn.number)
-    run.record(turn, groups)
-    whole = time.monotonic() - began_round
+def _whole(turn: Round, seconds: float) -> dict[str, float]:
+    """A round with everything in it."""
+    return {
+        "round": seconds,
+        "score_after": float(turn.row["time/score"]),
+        "sync": float(turn.row["sync/seconds"]),
+        "generate_and_score": float(turn.row["time/generate"]) + float(turn.row["time/score"]),
+        "learn": float(turn.row["time/learn"]),
+        "old_logprobs": float(turn.row["time/old_logprobs"]),
+    }
+
+
+def _alone(run: Run, turn: Round) -> dict[str, float]:
+    """The parts of a round by themselves, on the same requests and the same groups."""
     began = time.monotonic()
-    tokens = sum(
-        len(g.token_ids) for items in run.system.pool.generate(requests, run.generation.sampling()) for g in items
-    )
+    answered = run.system.pool.generate(turn.requests, run.generation.sampling())
+    tokens = sum(len(group.token_ids) for groups in answered for group in groups)
     generate = time.monotonic() - began
+    batch = batch_of(run.config, run.plan, turn.trained, np.concatenate(turn.advantages))
     began = time.monotonic()
-    run.system.learners.update(batch, lambda done: None)
+    for _ in run.system.learners.update(batch, lambda done: None):
+        pass
     learn = time.monotonic() - began
     began = time.monotonic()
-    for scored in groups:
-        run.scorer.submit(scored.group)
-    answers = sum(len(scored.total) for scored in run.scorer.drain())
+    for scored in turn.trained:
+        run.generation.scorer.submit(scored.group)
+    answers = sum(len(scored.total) for scored in run.generation.scorer.drain())
     score = time.monotonic() - began
     return {
-        "round": whole,
         "generate_alone": generate,
         "learn_alone": learn,
         "score_alone": score,
-        "score_after": float(turn.row["time/score"]),
         "answers": float(answers),
-        "sync": float(turn.row["sync/seconds"]),
-        "generate_and_score": scored_at - began_round,
-        "learn": float(turn.row["time/learn"]),
-        "old_logprobs": float(turn.row["time/old_logprobs"]),
         "tokens": float(tokens),
     }
 
 
-def _all_work(groups: list[ScoredGroup], round_: int) -> list[ScoredGroup]:
+def _all_work(groups: list[ScoredGroup]) -> list[ScoredGroup]:
     """The same groups with random rewards: no group is left out for want of signal."""
-    draw = np.random.Generator(np.random.PCG64(round_))
+    draw = np.random.Generator(np.random.PCG64(groups[0].group.request.round))
     return [dataclasses.replace(group, total=draw.standard_normal(len(group.total))) for group in groups]
 
 
@@ -173,7 +191,7 @@ def table(figures: dict[str, object]) -> str:
     rows = [
         ("engines alone", figures["generate_alone"]),
         ("learner alone", figures["learn_alone"]),
-        ("limit (sum)", figures["limit"]),
+        (f"limit ({figures['limit_of']})", figures["limit"]),
         ("scoring alone", figures["score_alone"]),
         ("whole round", figures["round"]),
         ("  generate and score", figures["generate_and_score"]),

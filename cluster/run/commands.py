@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -16,18 +16,26 @@ from cluster.run.config import Config
 from learner.variants import PRESETS
 from rollout.types import UserError
 
+if TYPE_CHECKING:
+    from cluster.run.stages import Run
+
 Train = Callable[[Config, Path | None], int]
 """Configuration and, to go on with a run, its directory."""
+Loop = Callable[["Run"], None]
+"""All rounds of a run that stands."""
 
 
-def dispatch(words: Sequence[str], train: Train) -> int:
-    """Run a command line; returns the exit code. A user's mistake gives a message, never a traceback."""
+def dispatch(words: Sequence[str], train: Train, loop: Loop | None = None) -> int:
+    """Run a command line; returns the exit code. A user's mistake gives a message, never a traceback.
+
+    `bench` needs the loop.
+    """
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": lambda rest: train(cli.parse(rest), None),
         "resume": lambda rest: _resume(rest, train),
         "plan": plan,
         "presets": presets,
-        "bench": bench,
+        "bench": lambda rest: bench(rest, loop),
         "doctor": doctor,
         "eval": evaluate,
         "check-reward": check_reward,
@@ -77,11 +85,12 @@ def presets(words: list[str]) -> int:
     return DONE
 
 
-def bench(words: list[str]) -> int:
+def bench(words: list[str], loop: Loop | None) -> int:
     """`bench`: engines alone, learner alone, sync, the whole round."""
     from cluster.run.bench import main
 
-    return main(words)
+    assert loop is not None
+    return main(words, loop)
 
 
 def evaluate(words: list[str]) -> int:

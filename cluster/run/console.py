@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -28,7 +28,8 @@ class Console:
         self._started = time.monotonic()
         self._accuracy: list[float] = []
         self._round = 0
-        self._status = ""
+        self._done = 0
+        self._lanes: dict[str, TaskID] = {}
         if self._rich.is_terminal and not quiet and not log_json:
             self._progress = Progress(
                 TextColumn("{task.description:<28}"),
@@ -38,7 +39,7 @@ class Console:
                 TimeElapsedColumn(),
                 console=self._rich,
             )
-            self._task = self._progress.add_task("starting", total=None, note="")
+            self._lanes[""] = self._progress.add_task("starting", total=None, note="")
             self._live = Live(self._progress, console=self._rich, refresh_per_second=4, transient=True)
             self._live.start()
 
@@ -56,26 +57,40 @@ class Console:
         else:
             self._rich.print(Text(text))
 
-    def phase(self, name: str, total: int | None = None, round_: int | None = None) -> None:
-        """A phase begins: `total` items of work, if known."""
+    def phase(self, name: str, total: int | None = None, round_: int | None = None, lane: str = "") -> None:
+        """A phase begins: `total` items of work, if known.
+
+        Each lane, engines and learner, has a line of its own while it is at work; a phase without a lane has all.
+        """
         if round_ is not None:
             self._round = round_
         title = f"round {self._round}/{self.rounds}  {name}" if self._round else name
         if self._progress is not None:
-            self._progress.reset(self._task, description=title, total=total, note=self._eta(), completed=0)
+            for other in self._lanes if not lane else [""]:
+                self.rest(other)
+            if lane not in self._lanes:
+                self._lanes[lane] = self._progress.add_task(title, total=total, note="")
+            task = self._lanes[lane]
+            self._progress.reset(task, description=title, total=total, note=self._eta(), completed=0, visible=True)
         elif self.log_json:
             self._json({"event": "phase", "round": self._round, "phase": name})
 
-    def advance(self, done: int, note: str = "") -> None:
+    def advance(self, done: int, note: str = "", lane: str = "") -> None:
         """`done` items of the phase are finished."""
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, note=f"{note}  {self._eta()}".strip())
+            self._progress.update(self._lanes[lane], completed=done, note=f"{note}  {self._eta()}".strip())
+
+    def rest(self, lane: str) -> None:
+        """A lane has nothing to do for now."""
+        if self._progress is not None and lane in self._lanes:
+            self._progress.update(self._lanes[lane], visible=False)
 
     def row(self, row: Mapping[str, Any]) -> None:
         """One row of metrics: the line of a round."""
         if self.log_json:
             self._json({"event": "round", **row})
             return
+        self._done = int(row["round"])
         if "reward/correctness" in row:
             self._accuracy.append(float(row["reward/correctness"]))
         self.line(round_line(row, self.rounds) + (f"  {sparkline(self._accuracy)}" if self._progress else ""))
@@ -88,10 +103,9 @@ class Console:
             self._progress = None
 
     def _eta(self) -> str:
-        done = self._round - 1
-        if done < 1:
+        if self._done < 1:
             return ""
-        left = (time.monotonic() - self._started) / done * (self.rounds - done)
+        left = (time.monotonic() - self._started) / self._done * (self.rounds - self._done)
         return f"about {duration(left)} left"
 
     def _json(self, value: Mapping[str, Any]) -> None:

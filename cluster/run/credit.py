@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cluster.errors import BrokenPromise
 from cluster.plan import Plan
 from cluster.run.config import Config
 from learner.advantages import compute_advantages, zero_signal
@@ -30,14 +31,18 @@ def without_signal(config: Config, scored: ScoredGroup) -> bool:
 
 
 def batch_of(config: Config, plan: Plan, groups: Sequence[ScoredGroup], advantages: DoubleArray) -> Batch:
-    """The groups as the learner takes them."""
-    return build_batch(
-        groups,
-        advantages,
-        kl_coef=plan.kl_coef,
-        domain_coefs=plan.kl_domains,
-        drop_unfinished=config.filter.overlong,
-    )
+    """The groups as the learner takes them; BrokenPromise when one is further behind than the schedule allows."""
+    try:
+        return build_batch(
+            groups,
+            advantages,
+            kl_coef=plan.kl_coef,
+            domain_coefs=plan.kl_domains,
+            drop_unfinished=config.filter.overlong,
+            max_lag=plan.max_lag,
+        )
+    except ValueError as error:
+        raise BrokenPromise(f"{error}") from None
 
 
 def _rewards(config: Config, groups: Sequence[ScoredGroup]) -> tuple[DoubleArray, DoubleArray | None]:

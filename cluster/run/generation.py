@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,8 +38,8 @@ class Generation:
     journal: Journal
     console: Console
     stop_token_ids: tuple[int, ...]
-    salvaged: dict[tuple[str, int], ScoredGroup] = field(default_factory=dict)
-    """Groups of an interrupted round, from its journal: they are not generated again."""
+    salvaged: dict[int, dict[tuple[str, int], ScoredGroup]] = field(default_factory=dict)
+    """Round -> groups of it that an interrupted run had journalled: they are not generated again."""
     fixed_length: bool = False
 
     def requests(self, turn: Round) -> list[GroupRequest]:
@@ -51,26 +51,34 @@ class Generation:
             for position, prompt in enumerate(drawn)
         ]
 
-    def scored_groups(self, turn: Round, requests: Sequence[GroupRequest]) -> list[ScoredGroup]:
-        """Scored groups in the order of the requests; scoring hides behind generation, and all of it is journalled.
+    def scored_groups(
+        self, turn: Round, requests: Sequence[GroupRequest], settled: Callable[[int, bool], None]
+    ) -> Iterator[None]:
+        """Fill `turn.kept`; scoring hides behind generation, and all of it is journalled. Yields while it waits.
 
         Groups without signal are replaced by fresh ones under dynamic sampling; groups whose grader failed are dropped.
+        `settled(minibatch, kept)` hears of every planned group once: it will be trained, or it was dropped for good.
         """
-        kept: dict[int, ScoredGroup] = {}
+        turn.requests = list(requests)
         open_slots = dict(enumerate(requests))
         for attempt in range(self.config.filter.max_refills + 1):
             slots = {request.key: slot for slot, request in open_slots.items()}
             for scored in self._scored(turn, list(open_slots.values()), "generate" if not attempt else "refill"):
+                if scored is None:
+                    yield
+                    continue
                 slot = slots[scored.group.request.key]
                 if scored.errors:
                     turn.drop(scored, "grader_error")
                     del open_slots[slot]
+                    self._check_grader(turn, requests)
+                    settled(scored.group.request.minibatch, False)
                 elif self.config.filter.dynamic_sampling and without_signal(self.config, scored):
                     turn.drop(scored, "no_signal")
                 else:
-                    kept[slot] = scored
+                    turn.kept[slot] = scored
                     del open_slots[slot]
-            self._check_grader(turn, requests)
+                    settled(scored.group.request.minibatch, True)
             if not open_slots:
                 break
             fresh = self.prompts.take(len(open_slots))
@@ -84,7 +92,8 @@ class Generation:
                 f"{self.config.filter.max_refills} refills.\n  The prompts are too easy or too hard for the model; "
                 f"use others, raise --filter.max-refills, or train without --filter.dynamic-sampling."
             )
-        return [kept[slot] for slot in sorted(kept)]
+        turn.prompts = self.prompts.state()
+        self.console.rest("engines")
 
     def held_out(self, prompts: Sequence[Prompt]) -> list[ScoredGroup]:
         """Held-out prompts answered and scored: sampled at temperature 1, the same seeds every time."""
@@ -92,7 +101,8 @@ class Generation:
             GroupRequest(p, -1, 0, 0, self.config.eval.samples, group_seed(self.config.seed, -1, 0, p.row_id))
             for p in prompts
         ]
-        return list(self._stream(requests, self.sampling(temperature=1.0), "held-out"))
+        answered = self._stream(requests, self.sampling(temperature=1.0), "held-out", "")
+        return [scored for scored in answered if scored is not None]
 
     def sampling(self, temperature: float | None = None) -> Sampling:
         """How responses are sampled: as configured, or plainly at a temperature (evaluation)."""
@@ -107,16 +117,17 @@ class Generation:
             fixed_length=self.fixed_length,
         )
 
-    def _scored(self, turn: Round, requests: list[GroupRequest], name: str) -> Iterator[ScoredGroup]:
-        self.console.phase(name, total=len(requests))
+    def _scored(self, turn: Round, requests: list[GroupRequest], name: str) -> Iterator[ScoredGroup | None]:
+        self.console.phase(name, total=len(requests), round_=turn.number, lane="engines")
         began = time.monotonic()
         kept = [scored for request in requests if (scored := self._salvage(request)) is not None]
         yield from kept
         known = {scored.group.request.key for scored in kept}
         missing = [request for request in requests if request.key not in known]
-        for scored in self._stream(missing, self.sampling(), "groups"):
-            self.journal.append(scored)
-            faults.reach("score", 0, turn.number)
+        for scored in self._stream(missing, self.sampling(), "groups", "engines"):
+            if scored is not None:
+                self.journal.append(scored)
+                faults.reach("score", 0, turn.number)
             yield scored
         self.journal.sync(turn.number)
         turn.row["time/generate"] = turn.row.get("time/generate", 0.0) + self._generated_at - began
@@ -124,7 +135,7 @@ class Generation:
 
     def _salvage(self, request: GroupRequest) -> ScoredGroup | None:
         """The group a resumed round already has for a request; it must be an answer to exactly this one."""
-        scored = self.salvaged.pop(request.key, None)
+        scored = self.salvaged.get(request.round, {}).pop(request.key, None)
         if scored is None:
             return None
         asked = scored.group.request
@@ -138,8 +149,10 @@ class Generation:
             )
         return scored
 
-    def _stream(self, requests: list[GroupRequest], sampling: Sampling, unit: str) -> Iterator[ScoredGroup]:
-        """Groups as they are scored, while others are still generated."""
+    def _stream(
+        self, requests: list[GroupRequest], sampling: Sampling, unit: str, lane: str
+    ) -> Iterator[ScoredGroup | None]:
+        """Groups as they are scored, while others are still generated; None whenever there is none yet."""
         done = 0
         for groups in self.system.pool.generate(requests, sampling):
             for group in groups:
@@ -147,7 +160,8 @@ class Generation:
             for scored in self.scorer.ready():
                 done += 1
                 yield scored
-            self.console.advance(done, f"{unit}, {self.system.pool.tokens:,} tokens")
+            self.console.advance(done, f"{unit}, {self.system.pool.tokens:,} tokens", lane)
+            yield None
         self._generated_at = time.monotonic()
         for scored in self.scorer.drain():
             yield scored

@@ -9,7 +9,7 @@ appended: `load` gives the groups back, and only the missing ones are generated 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -152,15 +152,16 @@ class Journal:
             if number <= through_round and path.with_suffix(".parquet").exists():
                 self._remove(number)
 
-    def set_aside(self, after_round: int) -> Path | None:
+    def set_aside(self, after_round: int, keep: Collection[int]) -> Path | None:
         """Move the files of all later rounds to `groups/discarded.<time>/`: a resume does these rounds again.
 
-        The journal of round `after_round + 1` stays: its groups come from the weights the resume starts with.
+        The journals of the rounds in `keep` stay: their groups come from weights that the resume has.
         """
+        staying = {self._path(number) for number in keep}
         leaving = [
             path
             for path in sorted(self.folder.glob("*-*.*"))
-            if path.is_file() and _number(path) > after_round and path != self._path(after_round + 1)
+            if path.is_file() and _number(path) > after_round and path not in staying
         ]
         if not leaving:
             return None
@@ -168,7 +169,8 @@ class Journal:
         target.mkdir()
         for path in leaving:
             path.rename(target / path.name)
-        self._open = {number: each for number, each in self._open.items() if number <= after_round + 1}
+        for number in [number for number in self._open if number > after_round and number not in keep]:
+            self._open.pop(number).file.close()
         sync_folder(self.folder)
         return target
 

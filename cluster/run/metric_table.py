@@ -173,12 +173,27 @@ METRICS: Final[tuple[MetricDoc, ...]] = (
         "Above 0: engine and learner score different things.",
     ),
     MetricDoc(
-        "mismatch/mean", "mean over response tokens of |sampler_logprobs - old_logprobs|", "nats",
+        "mismatch/mean", "mean over response tokens of |sampler_logprobs - old_logprobs|, of the same weights", "nats",
         "below 1e-4 in float32, below 0.03 in bfloat16, not growing", "Grows: `mismatch-growing`.",
     ),
     MetricDoc(
         "mismatch/max", "largest such difference of a token", "nats", "below 0.02 in float32, below 1 in bfloat16",
         "Above the limit the run stops and names likely causes. Grows: `mismatch-growing`.",
+    ),
+    MetricDoc(
+        "staleness/mean", "async: mean over responses of weights versions between sampling and training", "count",
+        "at most --cluster.max-lag", "More: `stale`.",
+    ),
+    MetricDoc(
+        "staleness/max", "async: largest such number", "count", "at most --cluster.max-lag", "More: `stale`.",
+    ),
+    MetricDoc(
+        "staleness/drift_mean", "async: mean over response tokens of |sampler_logprobs - old_logprobs|, of other weights",
+        "nats", "below 0.1, not growing", "Grows: lower --cluster.max-lag or --learner.lr.",
+    ),
+    MetricDoc(
+        "staleness/drift_max", "async: largest such difference of a token", "nats", "below 3",
+        "Grows: lower --cluster.max-lag or --learner.lr.",
     ),
     MetricDoc(
         "sync/seconds", "time from gathered weights to the last good receipt", "s", "below 2 % of time/round",

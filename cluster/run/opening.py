@@ -154,9 +154,7 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
     generation = Generation(
         config, plan, system, inputs.prompts, scorer, journal, console, stop_token_ids=inputs.stop_token_ids
     )
-    recording = Recording(
-        config, plan, system, inputs.prompts, journal, console, MetricsLog(folder.path), events, trackers, commits
-    )
+    recording = Recording(config, plan, system, journal, console, MetricsLog(folder.path), events, trackers, commits)
     run = Run(config, plan, folder, system, console, generation, recording, inputs.held_out, inputs.tokenizer)
     system.pool.on_loss = run.engine_lost
     if opening.checkpoint is not None:

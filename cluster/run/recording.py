@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +19,10 @@ from cluster.run.findings import Finding
 from cluster.run.journal import Journal
 from cluster.run.metrics import EventLog, MetricsLog
 from cluster.run.round import Round
-from cluster.run.rows import dropped_metrics, rollout_metrics
+from cluster.run.rows import dropped_metrics, rollout_metrics, update_metrics, version_metrics
 from cluster.run.trackers import Trackers
 from cluster.start import System
-from rollout.stream import PromptStream
-from rollout.types import ScoredGroup
+from learner.types import joined
 
 MAX_SKIPPED_IN_A_ROW = 3
 
@@ -40,7 +38,6 @@ class Recording:
     config: Config
     plan: Plan
     system: System
-    prompts: PromptStream
     journal: Journal
     console: Console
     metrics: MetricsLog
@@ -49,27 +46,34 @@ class Recording:
     commits: Commits
     rows: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    _recorded: float = field(default_factory=time.monotonic)
+    """When the round before was recorded."""
 
-    def round(self, turn: Round, groups: Sequence[ScoredGroup]) -> None:
+    def round(self, turn: Round) -> None:
         """Commit the round (see commits.py for the order), then look at its numbers."""
-        assert turn.advantages is not None
+        # Rounds overlap under some schedules; of each counts what came after the one before.
+        began, self._recorded = max(turn.started, self._recorded), time.monotonic()
+        report = joined(turn.reports)
+        versions = version_metrics(turn.number, turn.trained, behind=self.plan.max_lag > 0)
         turn.row = (
-            {"round": turn.number, "weights_version": turn.number - 1}
-            | rollout_metrics(groups, turn.advantages)
+            {"round": turn.number}
+            | versions
+            | rollout_metrics(turn.trained, np.concatenate(turn.advantages))
+            | update_metrics(report, behind=versions["weights_version"] < turn.number - 1)
+            | {"time/learn": report.seconds_learn, "time/old_logprobs": report.seconds_old_logprobs}
             | turn.row
             | dropped_metrics(turn.dropped_by_reason())
-            | {f"memory/{name}": size for name, size in self.system.memory().items()}
             | {
                 "fleet/restarts": self.system.pool.restarts,
                 "grader/errors": turn.dropped_by_reason()["grader_error"],
-                "time/round": time.monotonic() - turn.started,
+                "time/round": self._recorded - began,
             }
         )
-        self._compact(turn, groups)
+        self._compact(turn)
         self.write(turn.row)
         self._check_skipped()
         score = turn.row.get("eval/correctness")
-        if self.commits.after(turn.number, self.metrics.offset, self.prompts.state(), score):
+        if self.commits.after(turn.number, self.metrics.offset, turn.prompts, score):
             self.journal.retire(turn.number)
         self._diagnose(turn.number)
         for name in self.trackers.check(turn.number):
@@ -89,15 +93,16 @@ class Recording:
                 f"Lower --learner.lr, or look for extreme rewards in the last rounds of the report."
             )
 
-    def _compact(self, turn: Round, groups: Sequence[ScoredGroup]) -> None:
-        assert turn.advantages is not None
-        parts = np.split(turn.advantages, np.cumsum([len(scored.total) for scored in groups])[:-1])
-        advantages = {scored.group.request.key: part for scored, part in zip(groups, parts, strict=True)}
+    def _compact(self, turn: Round) -> None:
+        ends = np.cumsum([len(scored.total) for scored in turn.trained])[:-1]
+        parts = np.split(np.concatenate(turn.advantages), ends)
+        advantages = {scored.group.request.key: part for scored, part in zip(turn.trained, parts, strict=True)}
         dropped = {key: reason for key, (reason, _) in turn.dropped.items()}
         self.journal.compact(turn.number, advantages, dropped=dropped, keep_journal=True)
 
     def _diagnose(self, round_: int) -> None:
-        limits = Limits(max_lag=0, max_length=self.plan.max_new_tokens, vocabulary=self.plan.model.vocab_size or None)
+        plan = self.plan
+        limits = Limits(max_lag=plan.max_lag, max_length=plan.max_new_tokens, vocabulary=plan.model.vocab_size or None)
         fresh = new_findings(self.findings, diagnose(self.rows, limits))
         self.findings.extend(fresh)  # all that was said: what comes and goes is said once
         for finding in fresh:

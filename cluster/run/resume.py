@@ -19,7 +19,9 @@ from cluster.run.saved_config import CONFIG
 
 if TYPE_CHECKING:
     from cluster.run.inputs import Inputs
+    from cluster.run.journal import Journal
     from cluster.run.stages import Run
+    from rollout.types import ScoredGroup
 
 
 def requested(words: Sequence[str]) -> tuple[Config, Path]:
@@ -115,15 +117,8 @@ def restore(run: Run, checkpoint: Checkpoint) -> None:
     run.generation.prompts.restore(manifest.prompts)
     moved = [recording.commits.store.adopt(checkpoint), recording.metrics.truncate_to(manifest.metrics_offset)]
     recording.journal.retire(manifest.round)
-    moved.append(recording.journal.set_aside(manifest.round))
-    for scored in recording.journal.load(manifest.round + 1):
-        if scored.group.weights_version != manifest.round:
-            raise BrokenPromise(
-                f"the journal of round {manifest.round + 1} holds groups of weights version "
-                f"{scored.group.weights_version}, not {manifest.round}.\n  Remove it from "
-                f"{recording.journal.folder} and resume again."
-            )
-        run.generation.salvaged[scored.group.request.key] = scored
+    run.generation.salvaged = salvage(recording.journal, manifest.round, run.plan.max_lag)
+    moved.append(recording.journal.set_aside(manifest.round, keep=run.generation.salvaged.keys()))
     recording.rows = read_metrics(run.folder.path)
     if run.weights_version != manifest.round:
         raise BrokenPromise(
@@ -134,12 +129,36 @@ def restore(run: Run, checkpoint: Checkpoint) -> None:
     _tell(run, manifest, [path for path in moved if path is not None])
 
 
+def salvage(journal: Journal, committed: int, max_lag: int) -> dict[int, dict[tuple[str, int], ScoredGroup]]:
+    """Round -> groups of it that an interrupted run left behind and that count as if nothing had happened.
+
+    They keep the version they were sampled with. A round with groups of later weights than those that were committed is
+    left out: those weights are made again, and so are its groups. BrokenPromise when groups of the next round are not
+    of a version that it may be trained with.
+    """
+    found = {}
+    for round_ in range(committed + 1, committed + 2 + max_lag):
+        groups = journal.load(round_)
+        versions = {scored.group.weights_version for scored in groups}
+        if round_ == committed + 1 and any(not 0 <= committed - version <= max_lag for version in versions):
+            raise BrokenPromise(
+                f"the journal of round {round_} holds groups of weights versions {sorted(versions)}, but this round is "
+                f"trained on version {committed}"
+                + (f" and at most {max_lag} behind" if max_lag else "")
+                + f".\n  Remove round-{round_:05d}.journal from {journal.folder} and resume again."
+            )
+        if all(version <= committed for version in versions):
+            found[round_] = {scored.group.request.key: scored for scored in groups}
+    return found
+
+
 def _tell(run: Run, manifest: Manifest, moved: list[Path]) -> None:
     """What a person and the event log should know about this resume."""
-    kept, recording = len(run.generation.salvaged), run.recording
+    recording, there = run.recording, {number: len(groups) for number, groups in run.generation.salvaged.items()}
+    kept = sum(there.values())
     run.console.line(
         f"resumed    after round {manifest.round}, {manifest.steps} optimizer steps"
-        + (f"; {kept} groups of round {manifest.round + 1} are already there" if kept else "")
+        + "".join(f"; {count} groups of round {number} are already there" for number, count in there.items() if count)
     )
     for path in moved:
         run.console.line(f"note       what came after it is done again; the first attempt was moved to {path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from learner.types import StepReport, UpdateReport
 from rollout.types import DoubleArray, ScoredGroup
 
-_LARGEST = ("policy/ratio_max", "correction/weight_max", "mismatch/max")
+_LARGEST = ("policy/ratio_max", "correction/weight_max", "mismatch/max", "staleness/drift_max")
+_DRIFT = {"mismatch/mean": "staleness/drift_mean", "mismatch/max": "staleness/drift_max"}
 _ADDED = ("policy/clamped", "policy/kl_clamped", "correction/clamped", "policy/tokens", "policy/effective_tokens")
 
 
@@ -40,14 +42,20 @@ def rollout_metrics(groups: Sequence[ScoredGroup], advantages: DoubleArray) -> d
     return metrics
 
 
-def update_metrics(report: UpdateReport) -> dict[str, Any]:
-    """The steps of a round as one: means over the applied steps, largest values, sums; detail under `steps`."""
+def update_metrics(report: UpdateReport, *, behind: bool = False) -> dict[str, Any]:
+    """The steps of a round as one: means over the applied steps, largest values, sums; detail under `steps`.
+
+    Where the responses were `behind`, what differs from the sampler is first of all what the policy has learned since.
+    """
+    if behind:
+        report = replace(report, steps=tuple(replace(s, metrics=_as_drift(s.metrics)) for s in report.steps))
     done = [step for step in report.steps if not step.skipped]
     names = sorted({name for step in done for name in step.metrics})
     metrics: dict[str, Any] = {name: _over_steps(name, done) for name in names}
-    mean, largest = report.mismatch
-    metrics["mismatch/mean"] = metrics.get("mismatch/mean", mean)
-    metrics["mismatch/max"] = max(metrics.get("mismatch/max", largest), largest)
+    if report.mismatch is not None:
+        mean, largest = report.mismatch
+        metrics["mismatch/mean"] = metrics.get("mismatch/mean", mean)
+        metrics["mismatch/max"] = max(metrics.get("mismatch/max", largest), largest)
     metrics["policy/skipped_steps"] = len(report.steps) - len(done)
     metrics["steps"] = [
         {"step": step.step, "minibatch": step.minibatch, "skipped": step.skipped, **step.metrics}
@@ -56,9 +64,21 @@ def update_metrics(report: UpdateReport) -> dict[str, Any]:
     return metrics
 
 
+def version_metrics(round_: int, groups: Sequence[ScoredGroup], *, behind: bool) -> dict[str, float]:
+    """The oldest weights version that sampled the round; how far its responses were behind, where they may be."""
+    versions = np.repeat([scored.group.weights_version for scored in groups], [len(s.total) for s in groups])
+    lags = round_ - 1 - versions
+    metrics: dict[str, float] = {"weights_version": int(versions.min())}
+    return metrics | ({"staleness/mean": float(lags.mean()), "staleness/max": int(lags.max())} if behind else {})
+
+
 def dropped_metrics(reasons: Mapping[str, int] | Counter[str]) -> dict[str, int]:
     """Responses that were planned and not trained, by reason."""
     return {f"dropped/{reason}": count for reason, count in sorted(reasons.items())}
+
+
+def _as_drift(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {_DRIFT.get(name, name): value for name, value in metrics.items()}
 
 
 def _over_steps(name: str, steps: Sequence[StepReport]) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cluster import faults
@@ -15,12 +15,13 @@ from cluster.run.credit import advantages_of, batch_of
 from cluster.run.exporting import save_tokenizer
 from cluster.run.folder import RunFolder
 from cluster.run.generation import Generation
+from cluster.run.lanes import Lanes
 from cluster.run.recording import Recording
 from cluster.run.round import Round
-from cluster.run.rows import update_metrics
+from cluster.schedule import Schedule, Task
 from cluster.start import System
 from cluster.waiting import ActorLost
-from learner.types import Batch, UpdateReport
+from learner.types import Batch
 from rollout.evaluate import evaluate_groups
 from rollout.rewards.answers import final_answer
 from rollout.types import GroupRequest, Prompt, ScoredGroup
@@ -39,51 +40,92 @@ class Run:
     recording: Recording
     held_out: Sequence[Prompt]
     tokenizer: Any
+    amend: Callable[[list[ScoredGroup]], list[ScoredGroup]] = lambda groups: groups
+    """Changes groups before they are trained (only a bench does)."""
+    recorded: Callable[[Round], None] = lambda turn: None
+    """Told of every round that was recorded."""
+    _lanes: Lanes = field(default_factory=Lanes)
+    _turns: dict[int, Round] = field(default_factory=dict)
+    """Rounds that were begun and are not recorded."""
 
-    def rounds(self) -> Iterator[Round]:
-        """The rounds that are still to do."""
-        for number in range(self.weights_version + 1, self.config.rounds + 1):
-            yield Round(number)
+    def tasks(self) -> Iterator[Task]:
+        """What the schedule starts, one after the other; between two of them, whatever was begun makes progress."""
+        plan = self.plan
+        groups = [plan.groups_per_minibatch] * plan.steps_per_round
+        self.schedule = Schedule(plan.schedule, self.config.rounds, groups, plan.max_lag, self.weights_version)
+        while not self.schedule.over:
+            task = self.schedule.next()
+            if task is None:
+                for ended in self._lanes.advance():
+                    self.schedule.done(ended)
+                continue
+            yield task
+            if task not in self._lanes:
+                self.schedule.done(task)
+
+    def begin(self, task: Task, work: Iterator[object]) -> None:
+        """Let a task go on beside others, piece by piece."""
+        self._lanes.begin(task, work)
+
+    def turn(self, number: int) -> Round:
+        """What is gathered about a round."""
+        if number not in self._turns:
+            self._turns[number] = Round(number)
+        return self._turns[number]
 
     @property
     def weights_version(self) -> int:
-        """Completed rounds behind the learner's weights."""
+        """Rounds recorded, which is the version of the learner's weights whenever nothing is being trained."""
         return self.recording.metrics.last_round or 0
 
     def sync(self, version: int) -> dict[str, Any]:
-        """Give the engines the learner's weights; metrics of the sync."""
+        """Give the engines the learner's weights; metrics of the sync, and memory while everybody is idle."""
         self.console.phase("sync", round_=version)
         faults.reach("sync.send", 0, version)
         report = self.system.sync(version)
-        return {"sync/seconds": report.seconds, "sync/receipt_ok": 1.0}
+        memory = {f"memory/{name}": size for name, size in self.system.memory().items()}
+        return {"sync/seconds": report.seconds, "sync/receipt_ok": 1.0} | memory
 
     def next_requests(self, turn: Round) -> list[GroupRequest]:
         """The groups of the round: prompts drawn, each assigned to its minibatch before anything is generated."""
         return self.generation.requests(turn)
 
-    def generate_and_score(self, turn: Round, requests: Sequence[GroupRequest]) -> list[ScoredGroup]:
-        """Scored groups in the order of the requests, all of them journalled."""
-        return self.generation.scored_groups(turn, requests)
+    def generate_and_score(self, turn: Round, requests: Sequence[GroupRequest]) -> Iterator[None]:
+        """Scored groups, as they are made, into `turn.kept`, all of them journalled; the schedule hears of each."""
 
-    def build_batch(self, turn: Round, groups: Sequence[ScoredGroup]) -> Batch:
-        """Advantages on whole groups, before any split; the batch of the round."""
+        def settled(minibatch: int, kept: bool) -> None:
+            self.schedule.settle(turn.number, minibatch, kept=kept)
+
+        return self.generation.scored_groups(turn, requests, settled)
+
+    def build_batch(self, turn: Round, minibatches: Collection[int]) -> Batch:
+        """Advantages on whole groups, before any split; the batch of these minibatches."""
         faults.reach("pack", 0, turn.number)
-        turn.advantages = advantages_of(self.config, groups)
-        return batch_of(self.config, self.plan, groups, turn.advantages)
+        groups = self.amend(turn.groups(minibatches))
+        self.recording.journal.sync(turn.number)
+        turn.trained += groups
+        turn.advantages.append(advantages_of(self.config, groups))
+        return batch_of(self.config, self.plan, groups, turn.advantages[-1])
 
-    def update(self, turn: Round, batch: Batch) -> UpdateReport:
-        """One optimizer step per minibatch."""
-        self.console.phase("learn", total=self.plan.steps_per_round)
-        report = self.system.learners.update(batch, lambda done: self.console.advance(done, "steps"))
-        turn.row |= update_metrics(report) | {
-            "time/learn": report.seconds_learn,
-            "time/old_logprobs": report.seconds_old_logprobs,
-        }
-        return report
+    def update(self, turn: Round, batch: Batch, *, first: bool) -> Iterator[None]:
+        """One optimizer step per minibatch; `first`: no step of the round has been made yet."""
+        before = sum(len(report.steps) for report in turn.reports)
+        self.console.phase("learn", total=self.plan.steps_per_round, round_=turn.number, lane="learner")
 
-    def record(self, turn: Round, groups: Sequence[ScoredGroup]) -> None:
+        def progress(done: int) -> None:
+            self.console.advance(before + done, "steps", "learner")
+
+        for report in self.system.learners.update(batch, progress, first=first):
+            if report is not None:
+                turn.reports.append(report)
+            yield
+        self.console.rest("learner")
+
+    def record(self, turn: Round) -> None:
         """Commit the round, then look at its numbers."""
-        self.recording.round(turn, groups)
+        self.recording.round(turn)
+        del self._turns[turn.number]
+        self.recorded(turn)
 
     def evaluate(self, turn: Round) -> None:
         """Held-out accuracy with the weights the engines hold now; into the row of the round."""

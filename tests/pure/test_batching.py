@@ -42,9 +42,20 @@ def test_rows_hold_prompt_then_response_and_their_own_logprobs() -> None:
     assert batch.minibatches.tolist() == [0, 0, 1]
 
 
-def test_groups_of_two_weights_versions_are_refused() -> None:
-    with pytest.raises(ValueError, match="one weights version"):
-        batch_of(scored(1, [1], version=0), scored(2, [1], version=1))
+def test_groups_of_other_weights_than_the_round_is_trained_on_are_refused() -> None:
+    assert batch_of(scored(1, [1], version=0)).current
+    for version in (1, -1):
+        with pytest.raises(ValueError, match=f"weights version {version} .*trained on version 0"):
+            batch_of(scored(1, [1], version=0), scored(2, [1], version=version))
+
+
+def test_groups_may_be_behind_by_as_much_as_was_allowed_and_each_keeps_its_version() -> None:
+    groups = [scored(1, [1], version=0), scored(2, [1, 2], version=-1), scored(3, [1], version=-2)]
+    batch = build_batch(groups, np.zeros(4), max_lag=2)
+    assert batch.weights_versions.tolist() == [0, -1, -1, -2]
+    assert not batch.current
+    with pytest.raises(ValueError, match="at most 1 behind"):
+        build_batch(groups, np.zeros(4), max_lag=1)
 
 
 def test_padding_points_at_the_positions_that_predict_the_response() -> None:

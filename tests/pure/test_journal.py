@@ -288,7 +288,8 @@ def test_a_resume_sets_later_rounds_aside_and_keeps_what_it_can_use(tmp_path):
             if round_ < 4:
                 journal.compact(round_, advantages_of([scored]), keep_journal=round_ > 1)
     with Journal(tmp_path) as journal:
-        aside = journal.set_aside(after_round=1)
+        assert len(journal.load(4)) == 1  # looked at, and not kept
+        aside = journal.set_aside(after_round=1, keep={2})
         assert aside is not None
         assert {each.name for each in aside.iterdir()} == {
             "round-00002.parquet",
@@ -299,7 +300,7 @@ def test_a_resume_sets_later_rounds_aside_and_keeps_what_it_can_use(tmp_path):
         assert {path.name for path in round_files(tmp_path).values()} == {"round-00001.parquet", "round-00002.journal"}
         assert len(journal.load(2)) == 1
         assert journal.load(3) == []
-        assert journal.set_aside(after_round=1) is None
+        assert journal.set_aside(after_round=1, keep={2}) is None
 
 
 def test_evaluations_are_kept_beside_the_rounds_and_set_aside_with_them(tmp_path):
@@ -313,7 +314,7 @@ def test_evaluations_are_kept_beside_the_rounds_and_set_aside_with_them(tmp_path
         table = read_round(files[2], ["row_id", "dropped", "response"])
         assert set(table["dropped"].to_pylist()) == {"held out"}
         assert table.num_rows == 12
-        journal.set_aside(after_round=1)
+        journal.set_aside(after_round=1, keep=())
         assert list(round_files(tmp_path, "eval")) == [0]
         assert round_files(tmp_path) == {}
 

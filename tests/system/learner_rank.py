@@ -35,7 +35,7 @@ def fixed_batch(responses: int = 48) -> Batch:
     advantages[np.isin(groups, (0, 3))] = 0.0
     return Batch(
         round=1,
-        weights_version=0,
+        weights_versions=np.zeros(responses, dtype=np.int32),
         token_ids=draw.integers(3, 20, int(prompts.sum() + lengths.sum())).astype(np.int32),
         prompt_lengths=prompts,
         response_lengths=lengths,

@@ -56,6 +56,8 @@ CHARTS = (
           ("mismatch/mean", "mismatch/max"), unit="nats"),
     Chart("correction", "Importance correction", "Weights that make up for that difference. Near 1.",
           ("correction/weight_mean", "correction/weight_max", "correction/")),
+    Chart("staleness", "Behind", "Async: weights versions between sampling and training, and what they change.",
+          ("staleness/mean", "staleness/max", "staleness/drift_mean", "staleness/drift_max"), "zero"),
     Chart("time", "Time of a round", "Seconds by phase, stacked.",
           ("time/generate", "time/score", "time/old_logprobs", "time/learn", "sync/seconds", "time/eval", "time/other"),
           "zero", stacked=True, unit="seconds"),
