@@ -188,7 +188,7 @@ METRICS: Final[tuple[MetricDoc, ...]] = (
         "staleness/max", "async: largest such number", "count", "at most --cluster.max-lag", "More: `stale`.",
     ),
     MetricDoc(
-        "staleness/drift_mean", "async: mean over response tokens of |sampler_logprobs - old_logprobs|, of other weights",
+        "staleness/drift_mean", "async: mean over tokens of |sampler_logprobs - old_logprobs|, of other weights",
         "nats", "below 0.1, not growing", "Grows: lower --cluster.max-lag or --learner.lr.",
     ),
     MetricDoc(
