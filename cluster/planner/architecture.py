@@ -77,6 +77,11 @@ class Architecture:
         """All parameters, a tied output layer counted once."""
         return self.layers * self.layer_parameters + self.hidden + self.embedding * (1 if self.tied else 2)
 
+    def adapter(self, rank: int) -> int:
+        """Parameters of a LoRA adapter on every linear layer but the output layer."""
+        attention = 2 * (self.hidden + self.q_size) + 2 * (self.hidden + self.kv_size)
+        return self.layers * rank * (attention + 3 * (self.hidden + self.intermediate))
+
     def kv_bytes(self, size: int) -> int:
         """Bytes of KV cache per token, `size` bytes per number."""
         return 2 * self.layers * self.kv_size * size

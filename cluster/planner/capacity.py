@@ -33,7 +33,7 @@ class Lengths:
 
 def named_cluster(gpu: str, gpus: int, per_node: int) -> Cluster:
     """The GPUs of `--gpu`, `--gpus` and `--gpus-per-node`; PlanError for a name that is not in the table."""
-    return Cluster(device_named(gpu), gpus, min(per_node, gpus))
+    return Cluster(device_named(gpu), gpus, per_node)
 
 
 def named_resources(cluster: Cluster) -> Resources:
@@ -47,7 +47,7 @@ def named_resources(cluster: Cluster) -> Resources:
     return Resources(cpus=cores, gpus=cluster.gpus, memory=memory, nodes=tuple(nodes))
 
 
-def work_of(config: Config, plan: Plan, lengths: Lengths) -> Work:
+def work_of(config: Config, plan: Plan, model: Architecture, lengths: Lengths) -> Work:
     """One round of a plan. Where lengths are not given: half the longest response; 256 tokens of prompt (demo: 6)."""
     prompt = lengths.prompt or (6 if config.prompts == "arithmetic" else min(256, plan.max_prompt_tokens))
     # What the demo's prompts can be is known; another source may use all that is allowed.
@@ -65,6 +65,7 @@ def work_of(config: Config, plan: Plan, lengths: Lengths) -> Work:
         max_num_seqs=config.rollout.max_num_seqs,
         old_logprobs=config.learner.old_logprobs != "sampler" and plan.schedule != "streamed",
         reference=config.kl.kind != "none",
+        adapter=model.adapter(plan.lora_rank) if plan.lora_rank else 0,
     )
 
 
@@ -123,12 +124,13 @@ def cpu_text(config: Config, plan: Plan, model: Architecture, work: Work, resour
         zero_stage=config.learner.zero_stage,
         checkpointing=config.learner.gradient_checkpointing,
     )
-    engine, rank = cpu_memory(model, work, split)
+    memory = cpu_memory(model, work, split, object_store=plan.transport == "object_store")
     phases = cpu_phases(model, work, split, MEASURED)
-    need = plan.engines * engine.peak + plan.ranks * rank.peak + DRIVER
+    need = plan.engines * memory.engine.peak + memory.first_rank.peak + DRIVER
+    need += (plan.ranks - 1) * memory.other_rank.peak
     fits = need <= resources.memory
-    lines = [*model_lines(model, work, 4), "  memory   GiB per process" + f"{'':>22}{'engine':>8}{'rank':>8}"]
-    lines += [f"           {row}" for row in memory_rows(engine, rank)]
+    lines = [*model_lines(model, work, 4), "  memory   GiB per process" + f"{'':>22}{'engine':>8}{'rank 0':>8}"]
+    lines += [f"           {row}" for row in memory_rows(memory.engine, memory.first_rank)]
     lines.append(
         f"  in all   {need / GIB:.1f} GiB for {plan.engines} engine(s), {plan.ranks} rank(s) and the driver, of "
         f"{resources.memory / GIB:.1f} GiB"

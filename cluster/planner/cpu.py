@@ -76,26 +76,46 @@ class CpuSplit:
     """Activations are computed again."""
 
 
-def cpu_memory(model: Architecture, work: Work, split: CpuSplit) -> tuple[Memory, Memory]:
-    """Memory of an engine and of a rank, float32."""
+@dataclass(frozen=True, slots=True)
+class CpuMemory:
+    """Memory of the processes of a run on a CPU, float32."""
+
+    engine: Memory
+    """Each engine."""
+    first_rank: Memory
+    """Rank 0, from which the weights leave."""
+    other_rank: Memory
+    """Every other rank."""
+
+
+def cpu_memory(model: Architecture, work: Work, split: CpuSplit, *, object_store: bool = True) -> CpuMemory:
+    """Memory of engines and ranks; weights that travel by the object store stay mapped at both ends."""
     at_once = min(work.max_num_seqs, -(-work.responses // split.engines))
     shape = EngineShape(1, 4, at_once, 0, on_gpu=False)
     tokens = int(max(1, round(split.kv_gib)) * GIB) // kv_bytes_per_device(model, shape)
     engine = engine_memory(model, EngineShape(1, 4, at_once, tokens, on_gpu=False))
     per_rank = -(-work.responses // (work.minibatches * split.ranks)) * work.longest_row
-    rank = rank_memory(
-        model,
-        RankShape(
-            ranks=split.ranks,
-            zero_stage=split.zero_stage,
-            size=4,
-            microbatch_tokens=min(work.largest_microbatch, per_rank),
-            checkpointing=split.checkpointing,
-            reference=work.reference,
-            on_gpu=False,
-        ),
+    shape_of_rank = RankShape(
+        ranks=split.ranks,
+        zero_stage=split.zero_stage,
+        size=4,
+        microbatch_tokens=min(work.largest_microbatch, per_rank),
+        checkpointing=split.checkpointing,
+        reference=work.reference,
+        on_gpu=False,
+        adapter=work.adapter,
     )
-    return engine, rank
+    rank = rank_memory(model, shape_of_rank)
+    size = 4 * (work.adapter or model.parameters)
+    # New weights are unpacked beside the old ones.
+    engine = Memory((*engine.parts, ("new weights", size)), engine.held)
+    if not object_store:
+        return CpuMemory(engine, rank, rank)
+    return CpuMemory(_with_store(engine, size), _with_store(rank, size), rank)
+
+
+def _with_store(memory: Memory, size: int) -> Memory:
+    return Memory((*memory.parts, ("object store", size)), memory.held + size)
 
 
 def cpu_decoding(model: Architecture, costs: CpuCosts, crowd: float = 1.0) -> Decoding:
@@ -128,10 +148,10 @@ def cpu_phases(model: Architecture, work: Work, split: CpuSplit, costs: CpuCosts
     )
     once = cpu_learning(model, costs, tokens, microbatches, crowd_ranks)
     passes = work.passes + (1.0 if split.checkpointing else 0.0)
-    optimizer = work.minibatches * model.parameters * costs.parameter * crowd_ranks
+    optimizer = work.minibatches * (work.adapter or model.parameters) * costs.parameter * crowd_ranks
     said = f"{passes:.2f} forward passes of {once:.2f} s over {tokens:,.0f} tokens, {work.minibatches} optimizer steps"
     phases.append(Phase("learn", passes * once + optimizer, "FLOPs and memory of the cores", said))
-    size = 4 * model.parameters
+    size = 4 * (work.adapter or model.parameters)
     seconds = costs.sync + size * costs.sync_byte * split.engines
     phases.append(Phase("sync", seconds, "copies", f"{size / 1e6:.1f} MB to {split.engines} engine(s)"))
     turn = costs.turn + costs.turn_response * work.responses

@@ -69,6 +69,8 @@ class RankShape:
     """On a GPU, else on a CPU."""
     offload: bool = False
     """The optimizer state is in host memory."""
+    adapter: int = 0
+    """Parameters of a LoRA adapter, when only that is trained; the frozen model is then the reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def rank_memory(model: Architecture, shape: RankShape) -> Memory:
     backward = activation_bytes(model, shape) + state["gradients"] + logit_bytes(model, shape)
     step = state["gradients"] + state["step"]
     fixed = [("libraries", libraries), ("weights", state["weights"])]
-    if shape.reference:
+    if shape.reference and not shape.adapter:
         fixed.append(("reference", state["weights"]))
     fixed.append(("optimizer", state["optimizer"]))
     if backward >= step:
@@ -114,24 +116,26 @@ def state_bytes(model: Architecture, shape: RankShape) -> dict[str, int]:
     Stage 0 in float32 is torch's AdamW on the weights themselves: 4 + 4 + 8 bytes per parameter. Every other way keeps
     float32 master weights beside the model's (4 more) and casts the gradient for the step.
     """
-    p, n, size = model.parameters, shape.ranks, shape.size
-    share = -(-p // n)
-    own = share if shape.zero_stage else p
+    p, n, size = model.parameters + shape.adapter, shape.ranks, shape.size
+    trained = shape.adapter or p
+    share = -(-trained // n)
+    own = share if shape.zero_stage else trained
     plain = shape.zero_stage == 0 and size == 4
     live = min(p, LIVE_PARAMETERS)
-    weights = size * share + size * live if shape.zero_stage == 3 and n > 1 else size * p
-    gradients = size * (share if shape.zero_stage >= 2 else p)
+    weights = size * -(-p // n) + size * live if shape.zero_stage == 3 and n > 1 else size * p
+    gradients = size * (share if shape.zero_stage >= 2 else trained)
     if shape.zero_stage >= 2 and n > 1:
-        gradients += size * min(p, REDUCE_BUCKET)
+        gradients += size * min(trained, REDUCE_BUCKET)
     optimizer = 0 if shape.offload else (8 if plain else 12) * own
-    reduced = size * min(p, REDUCE_BUCKET) if n > 1 and shape.zero_stage <= 1 else 0
+    reduced = size * min(trained, REDUCE_BUCKET) if n > 1 and shape.zero_stage <= 1 else 0
     cast = 0 if plain or shape.offload else 4 * own
     return {"weights": weights, "gradients": gradients, "optimizer": optimizer, "step": max(reduced, cast)}
 
 
 def host_bytes(model: Architecture, shape: RankShape) -> int:
     """Host memory of one rank that off-loads its optimizer: master weights, moments and the gradient, float32."""
-    own = -(-model.parameters // shape.ranks) if shape.zero_stage else model.parameters
+    trained = shape.adapter or model.parameters
+    own = -(-trained // shape.ranks) if shape.zero_stage else trained
     return 16 * own if shape.offload else 0
 
 

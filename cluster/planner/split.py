@@ -120,6 +120,7 @@ def estimate(model: Architecture, work: Work, cluster: Cluster, split: Split) ->
         reference=work.reference,
         on_gpu=True,
         offload=split.offload,
+        adapter=work.adapter,
     )
     rank = rank_memory(model, rank_shape)
     if colocated:
@@ -134,8 +135,8 @@ def estimate(model: Architecture, work: Work, cluster: Cluster, split: Split) ->
     phases = _phases(model, work, cluster, split, shape, max(tokens, work.longest_row))
     host = host_bytes(model, rank_shape)
     if colocated and not split.offload:
-        own = model.parameters if not split.zero_stage else -(-model.parameters // split.ranks)
-        host = 12 * own
+        trained = work.adapter or model.parameters
+        host = 12 * (-(-trained // split.ranks) if split.zero_stage else trained)
     seconds = _round(split, work, phases)
     return Estimate(split, engine, rank, tokens, host, phases, seconds, shortfalls, missing)
 
@@ -163,7 +164,7 @@ def _missing(
         missing = max(missing, needed - allowed)
     if split.placement == "colocated":
         own = -(-model.parameters // split.ranks) if split.zero_stage == 3 else model.parameters
-        resting = GPU_RANK_LIBRARIES + rank_shape.size * own * (2 if work.reference else 1)
+        resting = GPU_RANK_LIBRARIES + rank_shape.size * own * (2 if work.reference and not work.adapter else 1)
         if resting + allowed > usable:
             said.append(
                 f"beside an engine's {_gib(allowed)} GiB a resting rank needs {_gib(resting)} of {_gib(usable)}"
@@ -189,9 +190,9 @@ def _phases(
     if split.schedule == "streamed":
         work = dataclasses.replace(work, old_logprobs=False)  # they are the sampler's
     phases += timing.learn(model, device, work, ranks, split.zero_stage, split.checkpointing, split.offload)
-    phases.append(timing.sync(model, device, ranks, engines, colocated))
+    phases.append(timing.sync(work.adapter or model.parameters, device, ranks, engines, colocated))
     if colocated and not split.offload:
-        phases.append(timing.turn(model, split.ranks, split.zero_stage))
+        phases.append(timing.turn(work.adapter or model.parameters, split.ranks, split.zero_stage))
     return tuple(phases)
 
 

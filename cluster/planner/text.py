@@ -41,11 +41,15 @@ def estimate_lines(title: str, found: Estimate, cluster: Cluster, work: Work) ->
         lines += [f"  missing  {shortfall}" for shortfall in found.shortfalls]
     lines += ["  memory   GiB per GPU" + f"{'':>26}{'engine':>8}{'rank':>8}"]
     lines += [f"           {row}" for row in memory_rows(found.engine, found.rank)]
-    share = found.kv_tokens / (work.prompt_tokens + work.response_tokens)
-    lines.append(f"  KV room  {found.kv_tokens:,} tokens per engine: {share:,.0f} responses of the mean length at once")
+    held = found.kv_tokens / (work.prompt_tokens + work.response_tokens)
+    lines.append(f"  KV room  {found.kv_tokens:,} tokens per engine: {held:,.0f} responses of the mean length at once")
     if found.host:
-        lines.append(f"  host     {found.host / GIB:.1f} GiB of host memory per rank for the optimizer state")
-    lines += time_lines(found.phases, found.seconds)
+        node = min(split.ranks, cluster.per_node) * found.host / GIB
+        lines.append(
+            f"  host     {found.host / GIB:.1f} GiB of optimizer state per rank in host memory, {node:,.0f} a node"
+        )
+    if not found.missing:
+        lines += time_lines(found.phases, found.seconds)
     usable = USABLE * cluster.device.memory / GIB
     lines.append(f"  usable   {usable:.1f} of {cluster.device.memory / GIB:.1f} GiB per GPU ({USABLE:.0%})")
     return lines

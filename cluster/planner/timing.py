@@ -28,8 +28,8 @@ REDUCE_LATENCY = 15e-6
 """Seconds of one small all-reduce between the devices of an engine."""
 PADDING = 1.08
 """Padded over real tokens when microbatches are sorted by length."""
-MICROBATCH = 0.05
-"""Seconds a microbatch takes beside the device's work."""
+MICROBATCH = 0.015
+"""Seconds of one forward pass over a microbatch beside the device's work (a backward pass: two)."""
 OPTIMIZER_BYTES = 32
 """Bytes read and written per parameter by AdamW with float32 master weights."""
 HOST_LINK = 20e9
@@ -163,45 +163,65 @@ def learn(
     model: Architecture, device: Device, work: Work, pool: Pool, zero_stage: int, checkpointing: bool, offload: bool
 ) -> list[Phase]:
     """Old log-probs, forward and backward passes, and optimizer steps of a round."""
-    ranks, link = pool.processes, pool.link(device) * LINKS
+    ranks = pool.processes
     once = pass_seconds(model, device, work, ranks)
     per_rank = work.rows * PADDING / ranks
     budget = max(work.microbatch_tokens, work.prompt_tokens + work.response_tokens)
     microbatches = max(work.minibatches, per_rank / budget)
-    moved = 2.0 * model.parameters * (ranks - 1) / ranks / link  # gathering all weights once
-    gathers = moved if zero_stage == 3 else 0.0
+    forward, training, per_step = sends(model, device, pool, zero_stage, checkpointing, work.adapter)
     phases = []
     if work.old_logprobs and work.minibatches > 1:
         share = 1 - 1 / work.minibatches
-        phases.append(_passes("old log-probs", share * once, share * microbatches, gathers))
+        phases.append(_passes("old log-probs", 1.0, share * once, share * microbatches, forward))
     if work.reference:
-        phases.append(_passes("reference", once, microbatches, gathers))
-    # Backward: gather again and scatter the gradients (ZeRO-3), or reduce them per microbatch (2) or step (0, 1).
-    per_step = 2 * moved * work.minibatches / microbatches
-    sends = {3: (4 if checkpointing else 3) * gathers, 2: moved}.get(zero_stage, per_step)
-    phases.append(_passes("learn", (4.0 if checkpointing else 3.0) * once, microbatches, sends))
-    own = model.parameters / (ranks if zero_stage else 1)
-    seconds = own * OPTIMIZER_BYTES / (device.bandwidth * READING)
-    said = f"{own / 1e9:.2f} B parameters per rank x {OPTIMIZER_BYTES} bytes"
-    if offload:
-        seconds = own * 6 / HOST_LINK + own * OPTIMIZER_BYTES / HOST_OPTIMIZER
-        said = f"{own / 1e9:.2f} B parameters per rank: 6 bytes over the host link, {OPTIMIZER_BYTES} in host memory"
-    bound = "host memory" if offload else "reading the optimizer state"
+        phases.append(_passes("reference", 1.0, once, microbatches, forward))
+    training += per_step * work.minibatches / microbatches
+    phases.append(_passes("learn", 4.0 if checkpointing else 3.0, once, microbatches, training))
+    trained = work.adapter or model.parameters
+    seconds, bound, said = optimizer_step(trained, device, ranks, zero_stage, offload)
     return [*phases, Phase("optimizer", work.minibatches * seconds, bound, f"{work.minibatches} steps of {said}")]
 
 
-def _passes(name: str, compute: float, microbatches: float, sends: float) -> Phase:
+def optimizer_step(
+    parameters: int, device: Device, ranks: int, zero_stage: int, offload: bool
+) -> tuple[float, str, str]:
+    """Seconds of one optimizer step, what bounds it, and the arithmetic."""
+    own = parameters / (ranks if zero_stage else 1)
+    said = f"{own / 1e9:.2f} B parameters per rank"
+    if offload:
+        seconds = own * 6 / HOST_LINK + own * OPTIMIZER_BYTES / HOST_OPTIMIZER
+        return seconds, "host memory", f"{said}: 6 bytes over the host link, {OPTIMIZER_BYTES} in host memory"
+    seconds = own * OPTIMIZER_BYTES / (device.bandwidth * READING)
+    return seconds, "reading the optimizer state", f"{said} x {OPTIMIZER_BYTES} bytes"
+
+
+def sends(
+    model: Architecture, device: Device, pool: Pool, zero_stage: int, checkpointing: bool, adapter: int = 0
+) -> tuple[float, float, float]:
+    """Seconds of communication of a forward pass over a microbatch, of all its passes in training, and of a step.
+
+    ZeRO-3 gathers the weights for every pass and scatters the gradients; stage 2 reduces them in every microbatch,
+    stages 0 and 1 once per step, there and back. Gradients are those of the adapter when only that is trained.
+    """
+    each = 2.0 * (pool.processes - 1) / pool.processes / (pool.link(device) * LINKS)
+    gathered, moved = each * model.parameters, each * (adapter or model.parameters)
+    if zero_stage == 3:
+        return gathered, (3 if checkpointing else 2) * gathered + moved, 0.0
+    return 0.0, moved if zero_stage == 2 else 0.0, moved if zero_stage == 2 else 2 * moved
+
+
+def _passes(name: str, passes: float, once: float, microbatches: float, sent: float) -> Phase:
     """Microbatches that compute and send at the same time."""
-    each = compute / microbatches
-    seconds = microbatches * (max(each, sends) + MICROBATCH)
-    bound = "FLOPs" if each >= sends else "sending weights and gradients between ranks"
-    said = f"{microbatches:,.0f} microbatches per rank, each {each:.2f} s of compute beside {sends:.2f} s of sending"
+    each = passes * once / microbatches
+    seconds = microbatches * (max(each, sent) + passes * MICROBATCH)
+    bound = "FLOPs" if each >= sent else "sending weights and gradients between ranks"
+    said = f"{microbatches:,.0f} microbatches per rank, each {each:.2f} s of compute beside {sent:.2f} s of sending"
     return Phase(name, seconds, bound, said)
 
 
-def sync(model: Architecture, device: Device, ranks: Pool, engines: Pool, colocated: bool) -> Phase:
+def sync(parameters: int, device: Device, ranks: Pool, engines: Pool, colocated: bool) -> Phase:
     """New weights for every engine: gathered from the ranks, then to each engine's devices."""
-    size = 2.0 * model.parameters
+    size = 2.0 * parameters
     gather = ranks.link(device) * LINKS
     one_node = ranks.processes + engines.processes * engines.devices <= ranks.gpus_per_node
     send = (device.link if colocated or one_node else device.network) * LINKS
@@ -210,9 +230,8 @@ def sync(model: Architecture, device: Device, ranks: Pool, engines: Pool, coloca
     return Phase("sync", seconds, "links", said)
 
 
-def turn(model: Architecture, ranks: int, zero_stage: int) -> Phase:
+def turn(parameters: int, ranks: int, zero_stage: int) -> Phase:
     """Colocated: the optimizer state goes to host memory before generation and comes back after it."""
-    own = model.parameters / (ranks if zero_stage else 1)
-    size = 12.0 * own
+    size = 12.0 * parameters / (ranks if zero_stage else 1)
     said = f"{size / 1e9:.0f} GB of optimizer state per rank out and back, + 2 s for the engines to wake"
     return Phase("taking turns", 2 * size / HOST_LINK + 2.0, "host link", said)

@@ -31,6 +31,8 @@ class Work:
     """The learner recomputes log-probs at the start of a round with more than one step."""
     reference: bool
     """A KL term with its frozen reference."""
+    adapter: int = 0
+    """Parameters of a LoRA adapter, when only that is trained (0: all weights are)."""
 
     @property
     def responses(self) -> int:

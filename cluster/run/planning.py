@@ -70,7 +70,7 @@ def _capacity(
     """Memory and time as text, and whether it fits."""
     model = read_architecture(plan.model.path)
     lengths = capacity.Lengths(options.prompt_length, options.response_length)
-    work = capacity.work_of(config, plan, lengths)
+    work = capacity.work_of(config, plan, model, lengths)
     if cluster is not None:
         return capacity.gpu_text(config, plan, model, work, cluster)
     if plan.device == "cpu":

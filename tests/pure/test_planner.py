@@ -154,6 +154,17 @@ def test_zero_3_of_a_large_model_keeps_a_share_and_what_is_gathered() -> None:
     assert state["optimizer"] == 12 * share
 
 
+def test_an_adapter_is_all_that_has_gradients_and_an_optimizer_state() -> None:
+    adapter = TINY.adapter(8)
+    # q, k, v, o of 64 x 128, 64 x 64, 64 x 64, 128 x 64; gate, up, down of 64 x 192
+    assert adapter == 2 * 8 * (2 * (64 + 128) + 2 * (64 + 64) + 3 * (64 + 192))
+    state = memory.state_bytes(TINY, dataclasses.replace(RANK, adapter=adapter))
+    weights = 4 * (TINY.parameters + adapter)
+    assert state == {"weights": weights, "gradients": 4 * adapter, "optimizer": 8 * adapter, "step": 0}
+    parts = dict(memory.rank_memory(TINY, dataclasses.replace(RANK, adapter=adapter, reference=True)).parts)
+    assert "reference" not in parts  # the frozen model underneath is the reference
+
+
 def test_memory_of_a_rank_adds_up() -> None:
     found = memory.rank_memory(TINY, RANK)
     p = TINY.parameters
@@ -262,7 +273,7 @@ def test_learning_is_operations_over_what_the_ranks_can_do() -> None:
     phases = timing.learn(model, device, R1, Pool(8, 1, 8), zero_stage=1, checkpointing=False, offload=False)
     assert [phase.name for phase in phases] == ["old log-probs", "learn", "optimizer"]
     microbatches = rows * timing.PADDING / 8 / 16384
-    assert phases[1].seconds == pytest.approx(3 * once + microbatches * timing.MICROBATCH)
+    assert phases[1].seconds == pytest.approx(3 * once + 3 * microbatches * timing.MICROBATCH)
     assert phases[0].seconds == pytest.approx(15 / 16 * (once + microbatches * timing.MICROBATCH))
     assert phases[1].bound == "FLOPs"
 
