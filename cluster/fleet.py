@@ -20,7 +20,7 @@ processes, a simulator on a clock of its own) reports back with events. No clock
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -219,6 +219,7 @@ class Fleet:
         self._now = now
         units = [(name,) for name in engines] + ([tuple(ranks)] if ranks else [])
         members = [_Member(names, since=now, waiting=set(names)) for names in units]
+        self._units = tuple(members)
         self._members = {name: member for member in members for name in member.names}
         self._engines, self._ranks = tuple(engines), tuple(ranks)
 
@@ -273,7 +274,7 @@ class Fleet:
         """What is to be done because time has passed; call it about once a second while anybody has work."""
         self._pass_time(now)
         actions: list[Action] = []
-        for member in self._units():
+        for member in self._units:
             actions += self._check_silence(member) or self._check_start(member)
         return actions + self._slow() + self._due()
 
@@ -337,7 +338,7 @@ class Fleet:
     def _due(self) -> list[Action]:
         """Restarts whose delay is over."""
         actions: list[Action] = []
-        for member in self._units():
+        for member in self._units:
             if member.state is State.DEAD and member.due is not None and self._now >= member.due:
                 member.due = None
                 member.restarts.append(self._now)
@@ -392,11 +393,8 @@ class Fleet:
     def _pass_time(self, now: float) -> None:
         gap = now - self._now
         if gap > self.limits.gap:
-            for member in self._units():
+            for member in self._units:
                 member.heard = {name: at + gap for name, at in member.heard.items()}
                 member.asked += gap
                 member.since += gap
         self._now = max(self._now, now)
-
-    def _units(self) -> Iterable[_Member]:
-        return {id(member): member for member in self._members.values()}.values()
