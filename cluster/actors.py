@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from learner.engine import LearnerSettings
     from learner.types import Batch, SavedFile, Vote
     from rollout.engine import EngineSettings, Sampling
-    from rollout.types import GroupRequest, Probe, Receipt, WeightBucket
+    from rollout.types import GroupRequest, Probe, Receipt, SharedBucket, WeightBucket
 
 
 class Shell:
@@ -78,6 +78,10 @@ class RolloutActor(Shell):
         """RolloutEngine.load_bucket."""
         return self._engine.load_bucket(bucket)
 
+    def load_shared(self, bucket: SharedBucket) -> int:
+        """RolloutEngine.load_shared."""
+        return self._engine.load_shared(bucket)
+
     def finish_load(self, version: int, probe: Probe) -> Receipt:
         """RolloutEngine.finish_load."""
         faults.reach("sync.recv", self._engine.settings.index, version, self._marks)
@@ -94,6 +98,18 @@ class RolloutActor(Shell):
     def close_channel(self) -> None:
         """RolloutEngine.close_channel."""
         self._engine.close_channel()
+
+    def devices(self) -> int:
+        """Devices of the engine, each a member of a broadcast group."""
+        return self._engine.settings.tensor_parallel
+
+    def sleep(self) -> None:
+        """RolloutEngine.sleep."""
+        self._engine.sleep()
+
+    def wake(self, what: str) -> None:
+        """RolloutEngine.wake."""
+        self._engine.wake(what)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
@@ -121,6 +137,12 @@ class LearnerActor(Shell):
         faults.arm_learner(self._engine, self._engine.settings.rank, batch.round, self._marks)
         yield from Update(self._engine, self._reference, batch, first=first).run()
 
+    def check(self, batch: Batch) -> tuple[float, float]:
+        """Update.check_mismatch on a batch that is not trained."""
+        from learner.update import Update
+
+        return Update(self._engine, self._reference, batch).check_mismatch()
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """learner.weights.shapes."""
         from learner.weights import shapes
@@ -139,16 +161,34 @@ class LearnerActor(Shell):
         """Rank 0 opens the broadcast group with the engines."""
         from learner.weights import BroadcastSender
 
-        self._sender = BroadcastSender(host, port, size, timeout)
+        self._sender = BroadcastSender(self._engine, host, port, size, timeout)
 
     def broadcast(self, dtype: str, bucket_bytes: int) -> Iterator[tuple[tuple[str, ...], list[tuple[int, ...]]]]:
         """Announce the names and shapes of each bucket (so that engines can start to receive), then broadcast it."""
-        from learner.weights import outgoing
+        from learner.weights import outgoing_tensors
 
-        for bucket in outgoing(self._engine, dtype, bucket_bytes):
+        for tensors in outgoing_tensors(self._engine, dtype, bucket_bytes):
             if self._engine.settings.rank == 0:
-                yield bucket.names, [array.shape for array in bucket.arrays]
-                self._sender.send(bucket)
+                yield tuple(name for name, _ in tensors), [tuple(tensor.shape) for _, tensor in tensors]
+                self._sender.send(tensors)
+
+    def begin_sharing(self, dtype: str, bucket_bytes: int) -> None:
+        """learner.weights.SharedBuckets."""
+        from learner.weights import SharedBuckets
+
+        self._sharing = SharedBuckets(self._engine, dtype, bucket_bytes)
+
+    def next_shared(self) -> SharedBucket | None:
+        """SharedBuckets.next."""
+        return self._sharing.next()
+
+    def park(self) -> None:
+        """LearnerEngine.park."""
+        self._engine.park()
+
+    def unpark(self) -> None:
+        """LearnerEngine.unpark."""
+        self._engine.unpark()
 
     def digests(self, probe: Probe) -> dict[str, str]:
         """learner.weights.digests."""

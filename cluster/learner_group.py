@@ -49,6 +49,17 @@ class LearnerGroup:
             raise RemoteFailure(f"{lost}") from None
         yield reports["learner-0"]
 
+    def check(self, batch: Batch, seconds: float) -> tuple[float, float]:
+        """(mean, largest) |engine - learner| log-prob of some responses; BrokenPromise where it is above the limit."""
+        calls = {f"learner-{rank}": actor.check.remote(batch) for rank, actor in enumerate(self.ranks)}
+        try:
+            gaps = fetch_all(calls, seconds, "comparing engine and learner").values()
+        except RemoteFailure as failure:
+            if "MismatchError" in str(failure):
+                raise BrokenPromise(_last_line(str(failure), "MismatchError")) from None
+            raise
+        return sum(mean for mean, _ in gaps) / len(gaps), max(largest for _, largest in gaps)
+
     def shapes(self, seconds: float) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all tensors."""
         shapes: dict[str, tuple[int, ...]] = fetch_all({"learner-0": self.ranks[0].shapes.remote()}, seconds, "shapes")[

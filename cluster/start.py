@@ -22,9 +22,12 @@ from cluster.plan import Plan
 from cluster.rollout_pool import RolloutPool
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
+from cluster.turns import Turns, memory_share
 from cluster.waiting import fetch, fetch_all
 from cluster.weight_sync import SyncReport, sync_weights
+from learner import device as learner_device
 from learner import engine as learner_engine
+from rollout import device as rollout_device
 from rollout import engine as rollout_engine
 from rollout.seeds import stable_hash
 
@@ -50,6 +53,13 @@ class System:
     """Actor name -> pid, on this machine; filled as actors start."""
     actors: list[Any] = field(default_factory=list)
     """Every actor that was started."""
+    turns: Turns = field(init=False)
+    """Who uses a device that engines and ranks share."""
+    moved_on: bool = False
+    """True while the learner has been given a batch since the last publish: what it holds is not `version` any more."""
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.plan.placement == "colocated", SYNC_SECONDS)
 
     def launch(self, model: str) -> None:
         """Start all actors on a model directory at once, wait for all of them, and connect the transport."""
@@ -57,6 +67,10 @@ class System:
         seconds = START_SECONDS
         engines = {f"engine-{index}": self._engine_actor(f"engine-{index}") for index in range(self.plan.engines)}
         ranks = [self._rank_actor(rank) for rank in range(self.plan.ranks)]
+        if self.turns.shared:
+            # vLLM measures what is free on the device; ranks must not load into it meanwhile.
+            self._await({name: actor.ready.remote() for name, actor in engines.items()})
+            self.turns.to_ranks([], engines)
         host, port = fetch(ranks[0].free_port.remote(), seconds, "starting learner-0")
         calls = {f"learner-{i}": actor.load.remote(self._rank_settings(i), host, port) for i, actor in enumerate(ranks)}
         self._await(calls | {name: actor.ready.remote() for name, actor in engines.items()})
@@ -76,9 +90,15 @@ class System:
 
     def sync(self, version: int) -> SyncReport:
         """Give every engine the learner's weights as `version`, and check the receipts."""
+        self.turns.to_weights(self.learners.ranks, self.pool.engines)
         report = self._sync(self.pool.engines, version)
-        self.version = version
+        self.turns.to_engines(self.pool.engines)
+        self.version, self.moved_on = version, False
         return report
+
+    def before_learning(self) -> None:
+        """Hand a shared device over to the ranks."""
+        self.turns.to_ranks(self.learners.ranks, self.pool.engines)
 
     def memory(self) -> dict[str, int]:
         """Resident bytes by process, the driver included."""
@@ -96,6 +116,11 @@ class System:
         shutil.rmtree(self.temp, ignore_errors=True)
 
     def _sync(self, engines: dict[str, Any], version: int) -> SyncReport:
+        if self.moved_on and version == self.version:
+            raise RemoteFailure(
+                f"{', '.join(engines)} must be given weights version {version}, and the learner has gone on from it "
+                f"(schedule {self.plan.schedule}): nobody holds these weights any more"
+            )
         return sync_weights(
             self.learners.ranks,
             engines,
@@ -117,6 +142,7 @@ class System:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[name], signal.SIGKILL)  # it may be alive and hung
         actor = self._engine_actor(name)
+        self.turns.forget(name)
         self._await({name: actor.ready.remote()})
         return actor
 
@@ -150,18 +176,16 @@ class System:
             max_num_seqs=self.config.rollout.max_num_seqs,
             tensor_parallel=self.config.rollout.tensor_parallel,
             device=self.plan.device,
-            gpu_memory=self.config.rollout.gpu_memory,
+            gpu_memory=memory_share(self.config.rollout.gpu_memory, self.plan.placement == "colocated"),
             kv_cache_gib=self.config.rollout.kv_cache_gib,
             processed_logprobs=not self.config.rollout.score_at_one,
+            sleeps=self.plan.placement == "colocated",
             lora_rank=self.plan.lora_rank,
         )
-        environment = rollout_engine.CPU_ENVIRONMENT if self.plan.device == "cpu" else rollout_engine.GPU_ENVIRONMENT
-        return self._start(RolloutActor, name, environment, settings)
+        return self._start(RolloutActor, name, rollout_device.environment(self.plan.device), settings)
 
     def _rank_actor(self, rank: int) -> Any:
-        environment = learner_engine.CPU_ENVIRONMENT if self.plan.device == "cpu" else learner_engine.GPU_ENVIRONMENT
-        name = f"learner-{rank}"
-        return self._start(LearnerActor, name, environment)
+        return self._start(LearnerActor, f"learner-{rank}", learner_device.environment(self.plan.device))
 
     def _rank_settings(self, rank: int) -> learner_engine.LearnerSettings:
         learner, plan = self.config.learner, self.plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from learner.advantages import compute_advantages, zero_signal
 from learner.batching import build_batch
 from learner.types import Batch
 from rollout.rewards import part_weights
-from rollout.types import DoubleArray, ScoredGroup
+from rollout.types import DoubleArray, Group, ScoredGroup
 
 
 def advantages_of(config: Config, groups: Sequence[ScoredGroup]) -> DoubleArray:
@@ -43,6 +44,15 @@ def batch_of(config: Config, plan: Plan, groups: Sequence[ScoredGroup], advantag
         )
     except ValueError as error:
         raise BrokenPromise(f"{error}") from None
+
+
+def probe_batch(groups: Sequence[Group], version: int) -> Batch:
+    """Groups that were answered only to be compared, as a batch of the round that follows on `version`."""
+    scored = [
+        ScoredGroup(replace(g, request=replace(g.request, round=version + 1)), {}, np.zeros(len(g.lengths)), ())
+        for g in groups
+    ]
+    return build_batch(scored, np.zeros(sum(len(g.lengths) for g in groups)))
 
 
 def _rewards(config: Config, groups: Sequence[ScoredGroup]) -> tuple[DoubleArray, DoubleArray | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from cluster.start import System
 from rollout.engine import Sampling
 from rollout.seeds import group_seed
 from rollout.stream import PromptStream
-from rollout.types import GroupRequest, Prompt, ScoredGroup
+from rollout.types import Group, GroupRequest, Prompt, ScoredGroup
 
 MAX_GRADER_ERRORS = 0.01
+PROBE_TOKENS = 16
 
 
 @dataclass
@@ -103,6 +104,15 @@ class Generation:
         ]
         answered = self._stream(requests, self.sampling(temperature=1.0), "held-out", "")
         return [scored for scored in answered if scored is not None]
+
+    def probe(self, prompts: Sequence[Prompt], version: int) -> list[Group]:
+        """A few fresh tokens of every engine, sampled as in training; nothing is scored or trained."""
+        requests = [
+            GroupRequest(p, -2, at, 0, 2, group_seed(self.config.seed, -2, at, f"{version}/{p.row_id}"))
+            for at, p in enumerate(prompts)
+        ]
+        sampling = replace(self.sampling(), max_new_tokens=min(PROBE_TOKENS, self.plan.max_new_tokens))
+        return [group for groups in self.system.pool.generate(requests, sampling) for group in groups]
 
     def sampling(self, temperature: float | None = None) -> Sampling:
         """How responses are sampled: as configured, or plainly at a temperature (evaluation)."""

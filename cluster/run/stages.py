@@ -11,7 +11,7 @@ from cluster import faults
 from cluster.plan import Plan
 from cluster.run.config import Config
 from cluster.run.console import Console, summary
-from cluster.run.credit import advantages_of, batch_of
+from cluster.run.credit import advantages_of, batch_of, probe_batch
 from cluster.run.exporting import save_tokenizer
 from cluster.run.folder import RunFolder
 from cluster.run.generation import Generation
@@ -84,7 +84,19 @@ class Run:
         faults.reach("sync.send", 0, version)
         report = self.system.sync(version)
         memory = {f"memory/{name}": size for name, size in self.system.memory().items()}
-        return {"sync/seconds": report.seconds, "sync/receipt_ok": 1.0} | memory
+        return {"sync/seconds": report.seconds, "sync/receipt_ok": 1.0} | memory | self._compare(version)
+
+    def _compare(self, version: int) -> dict[str, float]:
+        """Engines against learner on a few fresh tokens, while both hold the same weights.
+
+        Needed where responses are trained on other weights than sampled them: there a difference would say nothing.
+        """
+        if not self.plan.max_lag or version not in self._turns:
+            return {}
+        prompts = [request.prompt for request in self._turns[version].requests[: self.plan.engines]]
+        batch = probe_batch(self.generation.probe(prompts, version), version)
+        mean, largest = self.system.learners.check(batch, self.config.cluster.heartbeat)
+        return {"mismatch/mean": mean, "mismatch/max": largest}
 
     def next_requests(self, turn: Round) -> list[GroupRequest]:
         """The groups of the round: prompts drawn, each assigned to its minibatch before anything is generated."""
@@ -115,6 +127,8 @@ class Run:
         def progress(done: int) -> None:
             self.console.advance(before + done, "steps", "learner")
 
+        self.system.moved_on = True
+        self.system.before_learning()
         for report in self.system.learners.update(batch, progress, first=first):
             if report is not None:
                 turn.reports.append(report)

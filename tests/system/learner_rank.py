@@ -1,6 +1,6 @@
 """One learner rank as a process of its own, without Ray: trains on a fixed batch and saves weights and metrics.
 
-python tests/system/learner_rank.py RANK RANKS PORT ZERO MICROBATCH_TOKENS OUT [nan]
+python tests/system/learner_rank.py RANK RANKS PORT ZERO MICROBATCH_TOKENS OUT [nan] [sampler] [streamed]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 from learner.engine import LearnerEngine, LearnerSettings  # noqa: E402
 from learner.settings import Objective  # noqa: E402
-from learner.types import Batch, UpdateReport  # noqa: E402
+from learner.types import Batch, UpdateReport, joined  # noqa: E402
 from learner.update import Update  # noqa: E402
 
 DEMO = ROOT / "rollout" / "tasks" / "demo"
@@ -48,13 +48,36 @@ def fixed_batch(responses: int = 48) -> Batch:
     )
 
 
+def part(batch: Batch, minibatch: int) -> Batch:
+    """The rows of one minibatch as a batch of their own, as the streamed schedule hands them over."""
+    rows = np.flatnonzero(batch.minibatches == minibatch)
+    tokens = [batch.token_ids[batch.row_offsets[row] : batch.row_offsets[row + 1]] for row in rows]
+    logprobs = [batch.sampler_logprobs[batch.response_offsets[row] : batch.response_offsets[row + 1]] for row in rows]
+    by_row = (
+        "weights_versions",
+        "prompt_lengths",
+        "response_lengths",
+        "advantages",
+        "groups",
+        "minibatches",
+        "kl_coefs",
+    )
+    return Batch(
+        round=batch.round,
+        token_ids=np.concatenate(tokens),
+        sampler_logprobs=np.concatenate(logprobs),
+        counted=batch.counted[rows],
+        **{name: getattr(batch, name)[rows] for name in by_row},
+    )
+
+
 def main() -> None:
     """Train one round and write what came out."""
     rank, ranks, port, zero, tokens = map(int, sys.argv[1:6])
     settings = LearnerSettings(
         model=str(DEMO), rank=rank, ranks=ranks, device="cpu", dtype="float32", zero_stage=zero, lr=1e-3,
         warmup_steps=0, weight_decay=0.0, grad_clip=1.0, microbatch_tokens=tokens, objective=Objective(),
-        score_temperature=1.0, old_logprobs="recompute", ref_refresh_steps=0, gradient_checkpointing=False,
+        score_temperature=1.0, old_logprobs="sampler" if "sampler" in sys.argv else "recompute", ref_refresh_steps=0, gradient_checkpointing=False,
         offload=False, sentinel_rows=2, mismatch_limit=1e9, collective_timeout=60.0, seed=rank,
     )  # fmt: skip
     engine = LearnerEngine(settings, "127.0.0.1", port)
@@ -66,8 +89,14 @@ def main() -> None:
             backward(loss * float("nan") if next(calls) == 1 else loss)
 
         engine.backward = broken  # type: ignore[method-assign]
-    *_, report = Update(engine, None, fixed_batch()).run()
-    assert isinstance(report, UpdateReport)
+    whole = fixed_batch()
+    batches = [part(whole, m) for m in np.unique(whole.minibatches)] if "streamed" in sys.argv else [whole]
+    reports: list[UpdateReport] = []
+    for position, batch in enumerate(batches):
+        *_, report = Update(engine, None, batch, first=position == 0).run()
+        assert isinstance(report, UpdateReport)
+        reports.append(report)
+    report = joined(reports)
     state = {name: tensor.double() for bucket in engine.gathered(1 << 30) for name, tensor in bucket}
     if rank == 0:
         torch.save(state, sys.argv[6])

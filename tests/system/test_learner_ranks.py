@@ -16,11 +16,11 @@ import torch
 SCRIPT = Path(__file__).with_name("learner_rank.py")
 
 
-def train(out: Path, *, ranks: int = 1, zero: int = 0, tokens: int = 4096, nan: bool = False) -> tuple[Any, list[Any]]:
+def train(out: Path, *how: str, ranks: int = 1, zero: int = 0, tokens: int = 4096) -> tuple[Any, list[Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = [str(ranks), str(port), str(zero), str(tokens), str(out), *(["nan"] if nan else [])]
+    words = [str(ranks), str(port), str(zero), str(tokens), str(out), *how]
     commands = [[sys.executable, str(SCRIPT), str(rank), *words] for rank in range(ranks)]
     processes = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for c in commands]
     for process in processes:
@@ -58,6 +58,19 @@ def test_ranks_microbatches_and_zero_stages_give_the_same_update(
 @pytest.mark.system
 @pytest.mark.parametrize("zero", [0, 2])
 def test_a_nan_gradient_on_one_rank_is_applied_by_nobody(tmp_path: Path, zero: int) -> None:
-    weights, steps = train(tmp_path / "weights", ranks=2, zero=zero, nan=True)
+    weights, steps = train(tmp_path / "weights", "nan", ranks=2, zero=zero)
     assert [step["skipped"] for step in steps] == [False, True, False]
     assert all(bool(torch.isfinite(value).all()) for value in weights.values())
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("ranks", "zero"), [(1, 0), (2, 2)])
+def test_minibatches_handed_over_one_by_one_give_the_same_weights_bit_for_bit(
+    tmp_path: Path, ranks: int, zero: int
+) -> None:
+    """Streamed and phased: the same groups, the same old log-probs (the sampler's), other moments."""
+    whole, steps = train(tmp_path / "whole", "sampler", ranks=ranks, zero=zero, tokens=100)
+    streamed, split = train(tmp_path / "streamed", "sampler", "streamed", ranks=ranks, zero=zero, tokens=100)
+    assert [name for name in whole if not torch.equal(whole[name], streamed[name])] == []
+    assert steps == split
+    assert len(steps) == 3
