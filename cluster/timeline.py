@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import time
 from collections import deque
@@ -66,6 +67,51 @@ class Timeline:
             yield
         finally:
             self._spans.append(Span(name, began, self._clock(), detail))
+
+
+class Worker:
+    """A process that says how long it was at work, and what it did: methods are marked with `work`."""
+
+    def __init__(self, *, traced: bool) -> None:
+        """`traced`: spans are kept."""
+        self.timeline = Timeline(on=traced)
+        self.busy = 0.0
+        """Seconds inside marked methods since the process began."""
+
+
+def work(name: str) -> Callable[[Any], Any]:
+    """Marks a method of a Worker: its time counts as work, and each call is a span of that name.
+
+    Of a stream, the time between two items does not count: there the process waits to be asked.
+    """
+
+    def mark(method: Any) -> Any:
+        @functools.wraps(method)
+        def call(self: Worker, *args: Any, **options: Any) -> Any:
+            began = time.monotonic()
+            try:
+                with self.timeline.span(name):
+                    return method(self, *args, **options)
+            finally:
+                self.busy += time.monotonic() - began
+
+        @functools.wraps(method)
+        def stream(self: Worker, *args: Any, **options: Any) -> Iterator[Any]:
+            items = method(self, *args, **options)
+            with self.timeline.span(name):
+                while True:
+                    began = time.monotonic()
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        return
+                    finally:
+                        self.busy += time.monotonic() - began
+                    yield item
+
+        return stream if inspect.isgeneratorfunction(method) else call
+
+    return mark
 
 
 @contextlib.contextmanager

@@ -71,6 +71,33 @@ ALIASES = {
 }
 
 
+DRIVER_NAMES = {
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100-PCIE-40GB": "a100-40gb",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA A100 80GB PCIe": "a100-80gb",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H200": "h200",
+    "NVIDIA H20": "h20",
+    "NVIDIA B200": "b200",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA L4": "l4",
+    "NVIDIA A10": "a10",
+    "NVIDIA RTX A6000": "rtx-a6000",
+    "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA GeForce RTX 5090": "rtx-5090",
+}
+"""What the driver (and so torch) calls them; variants with other clocks have other names and are not in here."""
+
+
+def device_called(driver_name: str) -> Device | None:
+    """The device that a driver calls so; None for one that is not in the table."""
+    name = DRIVER_NAMES.get(driver_name)
+    return None if name is None else next(device for device in DEVICES if device.name == name)
+
+
 def device_named(name: str) -> Device:
     """The device of a name; PlanError with the nearest name and the list for an unknown one."""
     wanted = name.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")

@@ -271,6 +271,41 @@ METRICS: Final[tuple[MetricDoc, ...]] = (
         "0 when they are not needed; --learner.old-logprobs sampler saves it.",
     ),
     MetricDoc("time/eval", "time of the evaluation", "s", "small beside time/round", "Raise --eval.every."),
+    MetricDoc(
+        "time/generate_tokens_per_s", "tokens/generated / time/generate", "tokens per second", "steady",
+        "Falls as responses get longer; suddenly: an engine is slow or was replaced, see fleet/restarts.",
+    ),
+    MetricDoc(
+        "time/learn_tokens_per_s", "policy/tokens / time/learn", "tokens per second", "steady",
+        "Rises when many groups are left out for want of signal; falls: see time/old_logprobs and memory.",
+    ),
+    MetricDoc(
+        "time/tokens_per_s", "tokens/generated / time/round", "tokens per second", "steady", "Compare with `launch.py bench`.",
+    ),
+    MetricDoc(
+        "time/engines_idle", "mean over engines of the share of the time between two syncs in which none of its calls "
+        "was at work", "share", "time/learn / time/round where engines and ranks take turns, else towards 0",
+        "Higher: groups of unequal length keep some engines waiting for others, or --rollout.engines is too large.",
+    ),
+    MetricDoc(
+        "time/ranks_idle", "the same over learner ranks (waiting for other ranks counts as work)", "share",
+        "time/generate / time/round where engines and ranks take turns, else towards 0",
+        "Higher: generation is the bottleneck, see --cluster.schedule and --rollout.engines.",
+    ),
+    MetricDoc(
+        "time/generate_mfu", "FLOPs that the trained responses need (prompts once per group) / (time/generate x peak "
+        "of the engines' devices); absent where the peak or the model's arithmetic is not known", "share",
+        "0.01 to 0.2: decoding is bound by memory", "Lower: too few responses at once, raise --rollouts.",
+    ),
+    MetricDoc(
+        "time/learn_mfu", "FLOPs of forward, backward, old log-probs and reference of what is trained / (time/learn x "
+        "peak of the ranks' devices); absent where one of them is not known", "share", "0.2 to 0.5",
+        "Lower: microbatches are too small, raise --learner.microbatch-tokens.",
+    ),
+    MetricDoc(
+        "time/watch", "time spent on the live view, the doctor, trackers and the trace since the row before", "s",
+        "below 1 % of time/round", "Higher: --quiet; report it.",
+    ),
     MetricDoc("time/round", "time of the whole round", "s", "steady", "Compare with `launch.py bench`."),
     MetricDoc(
         "memory/<process>", "resident memory of a process at the end of the round", "bytes", "flat after a few rounds",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cluster.run.trace import Track, chrome_trace, clock_offset, in_lanes, trace_text
-from cluster.timeline import MOST_SPANS, Span, Timeline, around
+from cluster.timeline import MOST_SPANS, Span, Timeline, Worker, around, work
 
 
 class Clock:
@@ -95,6 +97,38 @@ def test_switched_off_methods_are_not_touched() -> None:
     engine = Engine()
     with around(Timeline(on=False), engine, {"forward": "forward"}, nothing):
         assert vars(engine) == {}
+
+
+class Shell(Worker):
+    @work("load")
+    def load(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "loaded"
+
+    @work("generate")
+    def generate(self, count: int, seconds: float) -> Iterator[int]:
+        for at in range(count):
+            time.sleep(seconds)
+            yield at
+
+    @work("fail")
+    def fail(self) -> None:
+        time.sleep(0.01)
+        raise RuntimeError
+
+
+def test_work_is_counted_and_what_lies_between_the_items_of_a_stream_is_not() -> None:
+    shell = Shell(traced=True)
+    assert shell.load(0.02) == "loaded"
+    for _ in shell.generate(3, 0.01):
+        time.sleep(0.05)
+    with pytest.raises(RuntimeError):
+        shell.fail()
+    assert 0.06 <= shell.busy < 0.15
+    spans = shell.timeline.between(0, time.monotonic())
+    assert [span.name for span in spans] == ["load", "generate", "fail"]
+    assert spans[1].end - spans[1].begin >= 0.18
+    assert inspect.isgeneratorfunction(Shell.generate)
 
 
 def test_a_round_becomes_one_track_per_process_in_the_order_of_the_flow() -> None:
