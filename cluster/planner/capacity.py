@@ -22,7 +22,7 @@ GPU_MICROBATCH, CPU_MICROBATCH = 16384, 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class MeanLengths:
     """Mean lengths in tokens, where the user knows them."""
 
     prompt: int | None = None
@@ -47,7 +47,7 @@ def named_resources(cluster: Cluster) -> Resources:
     return Resources(cpus=cores, gpus=cluster.gpus, memory=memory, nodes=tuple(nodes))
 
 
-def work_of(config: Config, plan: Plan, model: Architecture, lengths: Lengths) -> Work:
+def work_of(config: Config, plan: Plan, model: Architecture, lengths: MeanLengths) -> Work:
     """One round of a plan. Where lengths are not given: half the longest response; 256 tokens of prompt (demo: 6)."""
     prompt = lengths.prompt or (6 if config.prompts == "arithmetic" else min(256, plan.max_prompt_tokens))
     # What the demo's prompts can be is known; another source may use all that is allowed.
@@ -114,9 +114,9 @@ def gpu_text(config: Config, plan: Plan, model: Architecture, work: Work, cluste
     return "\n".join(lines), True
 
 
-def cpu_text(config: Config, plan: Plan, model: Architecture, work: Work, resources: Resources) -> tuple[str, bool]:
-    """Capacity on the cores of this machine as text, and whether it fits its memory."""
-    split = CpuSplit(
+def cpu_split(config: Config, plan: Plan, resources: Resources) -> CpuSplit:
+    """The processes of a plan on the cores of this machine."""
+    return CpuSplit(
         engines=plan.engines,
         ranks=plan.ranks,
         cores=resources.cpus,
@@ -124,6 +124,11 @@ def cpu_text(config: Config, plan: Plan, model: Architecture, work: Work, resour
         zero_stage=config.learner.zero_stage,
         checkpointing=config.learner.gradient_checkpointing,
     )
+
+
+def cpu_text(config: Config, plan: Plan, model: Architecture, work: Work, resources: Resources) -> tuple[str, bool]:
+    """Capacity on the cores of this machine as text, and whether it fits its memory."""
+    split = cpu_split(config, plan, resources)
     memory = cpu_memory(model, work, split, object_store=plan.transport == "object_store")
     phases = cpu_phases(model, work, split, MEASURED)
     need = plan.engines * memory.engine.peak + memory.first_rank.peak + DRIVER

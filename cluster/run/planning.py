@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
 from cluster.errors import BAD_REQUEST, DONE, PlanError
 from cluster.plan import Plan, make_plan, plan_text, read_model_facts
 from cluster.planner import capacity
-from cluster.planner.architecture import read_architecture
+from cluster.planner.architecture import Architecture, read_architecture
+from cluster.planner.cpu import MEASURED
 from cluster.planner.split import Cluster
+from cluster.planner.work import Work
 from cluster.resources import Resources, local_resources
 from cluster.run import cli
 from cluster.run.config import Config
@@ -33,6 +35,12 @@ class PlanOptions:
     """Mean tokens of a prompt (default: 256, or 6 for the demo)."""
     response_length: int | None = None
     """Mean tokens of a response (default: half of the longest)."""
+    simulate: bool = False
+    """Also play runs out on a virtual clock: which placement, schedule, lag and split pays, what a failure costs."""
+    lengths: Literal["lognormal", "uniform", "fixed"] = "lognormal"
+    """With --simulate: how long responses are, about their mean and at most the longest."""
+    length_spread: float = 0.8
+    """With --simulate: standard deviation of the logarithm of a lognormal length."""
 
 
 def main(words: list[str]) -> int:
@@ -49,6 +57,8 @@ def main(words: list[str]) -> int:
     sys.stdout.write(plan_text(config, plan, resources) + "\n")
     text, fits = _capacity(options, config, plan, resources, cluster)
     sys.stdout.write(text + "\n")
+    if options.simulate and fits:
+        sys.stdout.write("\n".join(_simulation(options, config, plan, resources, cluster)) + "\n")
     return DONE if fits else BAD_REQUEST
 
 
@@ -68,11 +78,38 @@ def _capacity(
     options: PlanOptions, config: Config, plan: Plan, resources: Resources, cluster: Cluster | None
 ) -> tuple[str, bool]:
     """Memory and time as text, and whether it fits."""
-    model = read_architecture(plan.model.path)
-    lengths = capacity.Lengths(options.prompt_length, options.response_length)
-    work = capacity.work_of(config, plan, model, lengths)
+    model, work = _model_and_work(options, config, plan)
     if cluster is not None:
         return capacity.gpu_text(config, plan, model, work, cluster)
     if plan.device == "cpu":
         return capacity.cpu_text(config, plan, model, work, resources)
     return "capacity   memory and time: name the GPUs, for example --gpu h100 --gpus 8", True
+
+
+def _model_and_work(options: PlanOptions, config: Config, plan: Plan) -> tuple[Architecture, Work]:
+    model = read_architecture(plan.model.path)
+    known = capacity.MeanLengths(options.prompt_length, options.response_length)
+    return model, capacity.work_of(config, plan, model, known)
+
+
+def _simulation(
+    options: PlanOptions, config: Config, plan: Plan, resources: Resources, cluster: Cluster | None
+) -> list[str]:
+    """What the simulator answers, as lines."""
+    from cluster.simulator.answers import compare, incidents
+    from cluster.simulator.build import on_cores
+    from cluster.simulator.lengths import Lengths
+    from cluster.simulator.text import comparison_lines, incident_lines, round_lines
+    from cluster.simulator.world import simulate
+
+    model, work = _model_and_work(options, config, plan)
+    lengths = Lengths(options.lengths, work.response_tokens, work.longest, options.length_spread)
+    if cluster is not None:
+        found = compare(model, work, cluster, lengths)
+        calm = found[0][1]
+        return comparison_lines(found, lengths) + incident_lines(calm, incidents(calm.scenario, calm))
+    if plan.device != "cpu":
+        return []
+    split = capacity.cpu_split(config, plan, resources)
+    outcome = simulate(on_cores(model, work, split, MEASURED, lengths, rounds=3))
+    return round_lines(outcome) + incident_lines(outcome, incidents(outcome.scenario, outcome))

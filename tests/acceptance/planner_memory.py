@@ -20,8 +20,8 @@ from typing import Any
 
 from cluster.plan import DEMO, make_plan, read_model_facts
 from cluster.planner.architecture import read_architecture
-from cluster.planner.capacity import Lengths, work_of
-from cluster.planner.cpu import CpuMemory, CpuSplit, cpu_memory
+from cluster.planner.capacity import MeanLengths, cpu_split, work_of
+from cluster.planner.cpu import CpuMemory, cpu_memory
 from cluster.resources import local_resources
 from cluster.run.cli import parse
 
@@ -93,17 +93,10 @@ def peak(pid: int) -> int:
 def predict(words: list[str]) -> CpuMemory:
     """What the planner says about the same command."""
     config = parse(words)
-    plan = make_plan(config, local_resources(), read_model_facts(config.model))
-    split = CpuSplit(
-        engines=plan.engines,
-        ranks=plan.ranks,
-        cores=local_resources().cpus,
-        kv_gib=config.rollout.kv_cache_gib,
-        zero_stage=config.learner.zero_stage,
-        checkpointing=config.learner.gradient_checkpointing,
-    )
+    resources = local_resources()
+    plan = make_plan(config, resources, read_model_facts(config.model))
     model = read_architecture(plan.model.path)
-    return cpu_memory(model, work_of(config, plan, model, Lengths()), split)
+    return cpu_memory(model, work_of(config, plan, model, MeanLengths()), cpu_split(config, plan, resources))
 
 
 def main() -> int:
