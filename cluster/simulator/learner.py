@@ -18,7 +18,7 @@ class LearnerModel:
     padding: float
     """Padded over real tokens."""
     microbatch: float
-    """Seconds of a microbatch beside its tokens, for one forward pass or for all passes over it alike."""
+    """Seconds of one forward pass over a microbatch beside its tokens."""
     budget: int
     """Padded tokens of a microbatch."""
     passes: float
@@ -46,4 +46,4 @@ class LearnerModel:
         share = tokens * self.padding / self.ranks
         microbatches = max(1, math.ceil(share / self.budget))
         compute = self.slowest * passes * self.token * share / microbatches
-        return microbatches * (max(compute, sends) + self.microbatch)
+        return microbatches * (max(compute, sends) + passes * self.microbatch)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.planner.architecture import read_architecture
+from cluster.planner.calibrate import Measured, calibrate
 from cluster.planner.cpu import MEASURED, CpuSplit
 from cluster.planner.devices import device_named
 from cluster.planner.split import Cluster
@@ -132,11 +133,11 @@ def test_a_minibatch_is_cut_into_microbatches_of_every_rank() -> None:
         old_logprobs=True,
     )
     # 200 tokens: 110 per rank, 2 microbatches of 55: 3 x 0.55 s of compute hides behind 2 s of sending
-    assert learner.train([200]) == pytest.approx(2 * (2.0 + 0.5) + 4.0)
+    assert learner.train([200]) == pytest.approx(2 * (2.0 + 1.5) + 4.0)
     # old log-probs of all minibatches but the first: one pass, 0.55 s of compute
     assert learner.old([999, 200]) == pytest.approx(2 * (0.55 + 0.5))
     slower = dataclasses.replace(learner, slowest=2.0)
-    assert slower.train([200]) == pytest.approx(2 * (3.3 + 0.5) + 4.0)
+    assert slower.train([200]) == pytest.approx(2 * (3.3 + 1.5) + 4.0)
 
 
 def test_phased_adds_everything_up() -> None:
@@ -307,3 +308,36 @@ def test_plan_simulates_named_gpus_and_this_machine(capsys: pytest.CaptureFixtur
     assert "a rank dies" in said
     assert planning.main(["--rollouts", "64", "--simulate", "--cluster.placement", "cpu"]) == 0
     assert "cpu phased" in capsys.readouterr().out
+
+
+def test_costs_are_found_again_in_the_figures_that_they_lead_to() -> None:
+    root = Path(__file__).parents[2] / "rollout" / "tasks" / "demo"
+    demo, large = read_architecture(str(root)), read_architecture(str(root.parents[2] / "tests/data/models/qwen3-0.6b"))
+    split = CpuSplit(engines=2, ranks=2, cores=2, kv_gib=1.0, zero_stage=0, checkpointing=False)
+    benches = []
+    for model, prompts, minibatches, length in (
+        (demo, 16, 4, 32),
+        (demo, 128, 16, 32),
+        (large, 8, 4, 32),
+        (demo, 64, 8, 64),
+    ):
+        work = Work(prompts, 16, minibatches, 6, length, length, 6 + length, 4096, 1024, True, False)
+        scenario = on_cores(model, work, split, MEASURED, Lengths("fixed", length, length), rounds=2)
+        outcome = simulate(scenario)
+        rows = [16 * (prompts // minibatches) * (6.0 + length)] * minibatches
+        figures = {
+            "tokens": work.tokens,
+            "rollouts": work.responses,
+            "engines": 2,
+            "ranks": 2,
+            "minibatches": minibatches,
+            "generate_alone": outcome.rounds[1].generate,
+            "learn_alone": outcome.rounds[1].learn,
+            "old_logprobs": scenario.learner.old(rows),
+            "sync": scenario.sync,
+            "round": outcome.round_seconds,
+            "generate_and_score": outcome.rounds[1].generate,
+            "learn": outcome.rounds[1].learn,
+        }
+        benches.append(Measured(model, 6, figures))
+    assert dataclasses.asdict(calibrate(benches)) == pytest.approx(dataclasses.asdict(MEASURED), rel=1e-6)
