@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console as RichConsole
+from rich.console import ConsoleOptions, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-SPARKS = "▁▂▃▄▅▆▇█"
+from cluster.run.findings import Finding
+from cluster.run.status import status_lines
+from cluster.timeline import Stopwatch
+
+CURVES = {"reward/correctness": "correct", "reward/total": "reward", "eval/correctness": "held-out"}
+"""Metrics of the live view's bars, and what they are called there."""
 
 
 class Console:
@@ -26,7 +33,13 @@ class Console:
         self._live: Live | None = None
         self._progress: Progress | None = None
         self._started = time.monotonic()
-        self._accuracy: list[float] = []
+        self.watch = Stopwatch()
+        """Time spent on watching: everything here, the doctor, trackers."""
+        self.states: Callable[[], Mapping[str, str]] = dict
+        """Process -> state, asked for whenever the live view is drawn."""
+        self._curves: dict[str, list[float]] = {name: [] for name in CURVES.values()}
+        self._found: list[tuple[str, str, int]] = []
+        self.loss_explained = False
         self._round = 0
         self._done = 0
         self._lanes: dict[str, TaskID] = {}
@@ -40,15 +53,23 @@ class Console:
                 console=self._rich,
             )
             self._lanes[""] = self._progress.add_task("starting", total=None, note="")
-            self._live = Live(self._progress, console=self._rich, refresh_per_second=4, transient=True)
+            self._live = Live(self, console=self._rich, refresh_per_second=4, transient=True)
             self._live.start()
+
+    def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """The live view: progress, and how it goes below it."""
+        if self._progress is not None:
+            yield self._progress
+            for line in status_lines(self._curves, self.states(), self._found):
+                yield Text(line, no_wrap=True, overflow="ellipsis")
 
     def line(self, text: str) -> None:
         """A line that stays."""
-        if self.log_json:
-            self._json({"event": "line", "text": text})
-        elif not self.quiet:
-            self._rich.print(Text(text))
+        with self.watch:
+            if self.log_json:
+                self._json({"event": "line", "text": text})
+            elif not self.quiet:
+                self._rich.print(Text(text))
 
     def always(self, text: str) -> None:
         """A line that is shown even when quiet: summaries and findings."""
@@ -56,6 +77,14 @@ class Console:
             self._json({"event": "summary", "text": text})
         else:
             self._rich.print(Text(text))
+
+    def finding(self, finding: Finding) -> None:
+        """What the doctor has found; shown even when quiet, and in the live view from now on."""
+        if self.log_json:
+            self._json({"event": "finding", **dataclasses.asdict(finding)})
+            return
+        self._found.append((finding.severity, finding.id, finding.since_round))
+        self.always(f"{finding.severity}: {finding.id} since round {finding.since_round}: {finding.cause}")
 
     def phase(self, name: str, total: int | None = None, round_: int | None = None, lane: str = "") -> None:
         """A phase begins: `total` items of work, if known.
@@ -78,7 +107,8 @@ class Console:
     def advance(self, done: int, note: str = "", lane: str = "") -> None:
         """`done` items of the phase are finished."""
         if self._progress is not None:
-            self._progress.update(self._lanes[lane], completed=done, note=f"{note}  {self._eta()}".strip())
+            with self.watch:
+                self._progress.update(self._lanes[lane], completed=done, note=f"{note}  {self._eta()}".strip())
 
     def rest(self, lane: str) -> None:
         """A lane has nothing to do for now."""
@@ -91,9 +121,13 @@ class Console:
             self._json({"event": "round", **row})
             return
         self._done = int(row["round"])
-        if "reward/correctness" in row:
-            self._accuracy.append(float(row["reward/correctness"]))
-        self.line(round_line(row, self.rounds) + (f"  {sparkline(self._accuracy)}" if self._progress else ""))
+        for metric, name in CURVES.items():
+            if metric in row:
+                self._curves[name].append(float(row[metric]))
+        self.line(round_line(row, self.rounds))
+        if not self.loss_explained and loss_is_zero_by_construction(row):
+            self.loss_explained = True
+            self.line(LOSS_NOTE)
 
     def close(self) -> None:
         """Take the live view away."""
@@ -111,6 +145,21 @@ class Console:
     def _json(self, value: Mapping[str, Any]) -> None:
         sys.stdout.write(json.dumps(dict(value), default=str) + "\n")
         sys.stdout.flush()
+
+
+LOSS_NOTE = (
+    "note: the first step of a round prints a loss of 0, by construction: its ratios are 1 and the advantages of a "
+    "group sum to 0. Its gradient is not 0. Watch accuracy, entropy and the gradient norm instead."
+)
+
+
+def loss_is_zero_by_construction(row: Mapping[str, Any]) -> bool:
+    """Whether the first step of a round printed a loss of 0 at ratio 1 although it had a gradient."""
+    first: Mapping[str, Any] = next((step for step in row.get("steps", ()) if not step["skipped"]), {})
+    if not {"policy/loss", "policy/ratio_max", "policy/grad_norm"} <= first.keys():
+        return False
+    at_one = abs(first["policy/ratio_max"] - 1.0) < 1e-6
+    return bool(at_one and abs(first["policy/loss"]) < 1e-4 and first["policy/grad_norm"] > 1e-6)
 
 
 def round_line(row: Mapping[str, Any], rounds: int) -> str:
@@ -152,11 +201,6 @@ def summary(rows: list[dict[str, Any]], folder: object) -> str:
         steps = sum(len(row.get("steps", [])) for row in trained)
         lines.append(f"{len(trained)} rounds, {responses:,} responses, {steps} optimizer steps in {duration(spent)}")
     return "\n".join([*lines, f"model and metrics are in {folder}"])
-
-
-def sparkline(values: list[float], width: int = 24) -> str:
-    """The last values as small bars, scaled from 0 to 1."""
-    return "".join(SPARKS[min(7, max(0, int(value * 8)))] for value in values[-width:])
 
 
 def duration(seconds: float) -> str:
