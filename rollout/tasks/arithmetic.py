@@ -4,6 +4,8 @@
 
 A problem is held out by a hash of its text with the smaller number first, so that `47+85=` and `85+47=` are always on
 the same side. (A linear form of the two numbers modulo n looks random but holds out a structured slice.)
+
+    --prompts arithmetic:carries      only the sums in which both digits carry, as above
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any, Literal
 from rollout.types import UserError
 
 NAME = "arithmetic"
+CARRIES = "carries"
+"""The variant with the longest scratchpads: both digits carry, and the answer has three digits."""
 
 LIMIT = 100
 """Both numbers lie in 0 .. LIMIT - 1."""
@@ -54,14 +58,19 @@ def pairs(split: Literal["train", "eval"]) -> list[tuple[int, int]]:
     return sorted(chosen, key=lambda pair: hashlib.blake2b(problem(*pair).encode(), digest_size=8).digest())
 
 
+def carries(a: int, b: int) -> bool:
+    """True when the units carry and so do the tens by themselves."""
+    return a % 10 + b % 10 > 9 and a // 10 + b // 10 > 9
+
+
 def check(spec: str) -> None:
-    """Spelling: there is nothing to choose."""
-    if spec:
-        raise UserError(f"--prompts {NAME}:{spec}: this source has no variants. Write just {NAME}.")
+    """Spelling: all sums, or the variant."""
+    if spec not in ("", CARRIES):
+        raise UserError(f"--prompts {NAME}:{spec}: there is no such variant. Write {NAME} or {NAME}:{CARRIES}.")
 
 
 def rows(spec: str, *, seed: int, split: Literal["train", "eval"]) -> list[dict[str, Any]]:
-    """Every problem of the split, once.
+    """Every problem of the split, or of its variant, once.
 
     `seed` changes nothing: the problems are finite, and runs with different seeds are compared on the same held-out
     problems.
@@ -77,4 +86,5 @@ def rows(spec: str, *, seed: int, split: Literal["train", "eval"]) -> list[dict[
             "scratchpad": scratchpad(a, b),
         }
         for a, b in pairs(split)
+        if spec != CARRIES or carries(a, b)
     ]

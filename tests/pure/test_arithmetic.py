@@ -87,8 +87,19 @@ def test_the_scratchpad_adds_digits_and_leads_to_the_answer(a: int, b: int):
 
 
 def test_a_variant_that_does_not_exist_is_refused():
-    with pytest.raises(UserError, match="no variants"):
+    with pytest.raises(UserError, match="arithmetic:carries"):
         arithmetic.rows("3", seed=0, split="train")
+
+
+def test_the_variant_has_the_sums_in_which_both_digits_carry_and_nothing_else():
+    for split in ("train", "eval"):
+        chosen = {row["row_id"] for row in arithmetic.rows("carries", seed=0, split=split)}
+        everything = {row["row_id"]: row for row in arithmetic.rows("", seed=0, split=split)}
+        assert chosen < set(everything)
+        for row_id, row in everything.items():
+            both = len(row["scratchpad"]) == len("7+5=12,4+8+1=13") and len(row["answer"]) == 3
+            both = both and sum(int(n) for n in row["scratchpad"].split(",")[1].split("=")[0].split("+")[:2]) > 9
+            assert (row_id in chosen) == both, row_id
 
 
 def test_sources_are_found_by_name_and_unknown_names_are_answered_with_the_known_ones():
