@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,28 @@ def encode(
     return done, problems, _notes(rendered, unknown, rules)
 
 
+def too_long(candidates: Sequence[Candidate], vocabulary: Path | None, limit: int) -> list[Problem]:
+    """Prompts whose bare text has more tokens than `limit`; `vocabulary` is a tokenizer.json, None finds nothing.
+
+    No token stands for less than a byte, so only long texts are tokenised at all.
+    """
+    texts = [
+        (c, c.prompt if isinstance(c.prompt, str) else "".join(m["content"] for m in c.prompt)) for c in candidates
+    ]
+    long = [(c, text) for c, text in texts if len(text) * 4 > limit and len(text.encode()) > limit]
+    if not long or vocabulary is None or not vocabulary.is_file():
+        return []
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(vocabulary))
+    counts = [(c, len(tokenizer.encode(text, add_special_tokens=False).ids)) for c, text in long]
+    return [Problem(c.where, c.index, *_too_many(count, limit)) for c, count in counts if count > limit]
+
+
+def _too_many(tokens: int, limit: int) -> tuple[str, str]:
+    return "prompt too long", f"{tokens} tokens; --data.max-prompt-tokens, or the room the model has, is {limit}"
+
+
 def _messages(candidate: Candidate, system_prompt: str) -> list[Message]:
     chat = [{"role": "user", "content": candidate.prompt}] if isinstance(candidate.prompt, str) else candidate.prompt
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
@@ -155,7 +178,7 @@ def _check_ids(ids: list[int], data: DataConfig, rules: Rules) -> tuple[str, str
     if not rules.templated and not rules.control_ids.isdisjoint(ids[rules.adds_bos :]):
         return "control token in text", "the text turns into a control token, and this tokenizer cannot spell it out"
     if len(ids) > data.max_prompt_tokens:
-        return "prompt too long", f"{len(ids)} tokens; --data.max-prompt-tokens is {data.max_prompt_tokens}"
+        return _too_many(len(ids), data.max_prompt_tokens)
     return None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout.config import DataConfig, EvalConfig
-from rollout.encoding import encode
+from rollout.encoding import encode, too_long
 from rollout.problems import BadRows, Problem, report
 from rollout.row_checks import SCORED_BY, Candidate, examine, find_keys
 from rollout.seeds import stable_hash
@@ -126,9 +126,17 @@ def read_rows(spec: str, *, seed: int = 0, split: Split = "train") -> list[RawRo
     ]
 
 
-def check_prompts(spec: str, data: DataConfig, *, answer_required: bool = True) -> int | None:
-    """What can be found out in a moment, without tokenizer, network or generator: bad rows raise `BadRows`.
+def check_prompts(
+    spec: str,
+    data: DataConfig,
+    *,
+    answer_required: bool = True,
+    verify_gold: VerifyGold | None = None,
+    vocabulary: Path | None = None,
+) -> int | None:
+    """What can be found out in a moment, without transformers, network or generator: bad rows raise `BadRows`.
 
+    `vocabulary`: the model's tokenizer.json, if there is one; prompts that are too long before any template are named.
     Returns the number of rows of a file; None for other sources, of which only the spelling is checked.
     """
     found, rest = find_source(spec)
@@ -139,8 +147,11 @@ def check_prompts(spec: str, data: DataConfig, *, answer_required: bool = True) 
         return None
     rows = read_rows(spec)
     keys, _ = find_keys(spec, rows, data, answer_required)
-    _, problems, _ = examine(rows, keys, data, answer_required)
-    if problems and not data.skip_bad_rows:
+    candidates, problems, _ = examine(rows, keys, data, answer_required)
+    if data.skip_bad_rows:
+        return len(rows)
+    problems += _unverified(candidates, verify_gold) + too_long(candidates, vocabulary, data.max_prompt_tokens)
+    if problems:
         raise BadRows(f"{spec}: {report(problems, len(rows))}", problems)
     return len(rows)
 
@@ -232,17 +243,18 @@ def _load(
     keys, notes = find_keys(spec, rows, data, answer_required)
     candidates, problems, more = examine(rows, keys, data, answer_required)
     pairs, unusable, said = encode(candidates, tokenizer, data)
-    if verify_gold is not None:
-        wrong = [c for c, _ in pairs if c.answer and SCORED_BY not in c.columns and not verify_gold(c.answer)]
-        unusable += [
-            Problem(
-                c.where, c.index, "gold does not verify", f"the answer {c.answer[:80]!r} is not graded right itself"
-            )
-            for c in wrong
-        ]
-        bad = {candidate.index for candidate in wrong}
-        pairs = [pair for pair in pairs if pair[0].index not in bad]
-    return _Loaded(spec, pairs, len(rows), problems + unusable, [*notes, *more, *said])
+    wrong = _unverified(candidates, verify_gold)
+    bad = {problem.index for problem in wrong}
+    pairs = [pair for pair in pairs if pair[0].index not in bad]
+    return _Loaded(spec, pairs, len(rows), problems + unusable + wrong, [*notes, *more, *said])
+
+
+def _unverified(candidates: Sequence[Candidate], verify_gold: VerifyGold | None) -> list[Problem]:
+    if verify_gold is None:
+        return []
+    wrong = [c for c in candidates if c.answer and SCORED_BY not in c.columns and not verify_gold(c.answer)]
+    kind, text = "gold does not verify", "the answer {!r} is not graded right itself"
+    return [Problem(c.where, c.index, kind, text.format(c.answer[:80])) for c in wrong]
 
 
 def _raise_problems(parts: Sequence[_Loaded], data: DataConfig) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import PlanError
 from cluster.plan import Plan
 from cluster.run.config import Config
-from rollout.prompts import PromptSet, load_prompt_sets, load_prompts
+from rollout.config import DataConfig
+from rollout.prompts import PromptSet, check_prompts, load_prompt_sets, load_prompts
 from rollout.rewards.selftest import verify_gold
 from rollout.scoring import Scoring
 from rollout.stream import PromptStream
@@ -44,6 +44,23 @@ class Inputs:
     """What the user should know about model and data."""
 
 
+def fitting(config: Config, plan: Plan) -> DataConfig:
+    """The settings of the data with the limit that really holds: a prompt and a response fit into the model."""
+    return dataclasses.replace(config.data, max_prompt_tokens=plan.max_prompt_tokens)
+
+
+def check_rows(config: Config, plan: Plan) -> None:
+    """Everything about rows of files that can be said before a process starts; UserError for all of it at once."""
+    for spec in filter(None, (config.prompts, config.eval.prompts)):
+        check_prompts(
+            spec,
+            fitting(config, plan),
+            answer_required=not config.reward_function,
+            verify_gold=verify_gold,
+            vocabulary=Path(plan.model.path) / "tokenizer.json",
+        )
+
+
 def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
     """Read and check everything the user brought; UserError for all of its problems at once.
 
@@ -52,7 +69,7 @@ def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
     model, tokenizer = _load_tokenizer(plan, prepared)
     sets = load_prompt_sets(
         config.prompts,
-        config.data,
+        fitting(config, plan),
         config.eval,
         tokenizer,
         seed=config.seed,
@@ -68,7 +85,7 @@ def load_held_out(config: Config, plan: Plan, prepared: Path) -> Inputs:
     model, tokenizer = _load_tokenizer(plan, prepared)
     found = load_prompts(
         config.prompts,
-        config.data,
+        fitting(config, plan),
         tokenizer,
         seed=config.seed,
         split="eval",
@@ -95,14 +112,6 @@ def _inputs(
     stream: PromptStream,
     sets: tuple[PromptSet, ...],
 ) -> Inputs:
-    longest = max(part.longest for part in sets)
-    if longest > plan.max_prompt_tokens:
-        raise PlanError(
-            f"--prompts {config.prompts}: the longest prompt has {longest} tokens; with responses of up to "
-            f"{plan.max_new_tokens} the model has room for {plan.max_prompt_tokens}.\n"
-            f"  Lower --rollout.max-new-tokens, or leave long rows out with --data.max-prompt-tokens and "
-            f"--data.skip-bad-rows."
-        )
     return Inputs(
         model=model.path,
         tokenizer=tokenizer,

@@ -24,10 +24,10 @@ from cluster.run.commits import Commits, base_manifest
 from cluster.run.config import Config
 from cluster.run.console import Console
 from cluster.run.folder import RunFolder, default_run
+from cluster.run.inputs import check_rows
 from cluster.run.resume import check_inputs, choose, restore
 from cluster.run.signals import Terminated, handled
 from cluster.run.trackers import Trackers, choose_trackers
-from rollout.prompts import check_prompts
 
 if TYPE_CHECKING:
     from cluster.run.inputs import Inputs
@@ -58,7 +58,7 @@ def open_run(config: Config, resume: Path | None = None) -> Iterator[Run]:
     resources = local_resources()
     plan = make_plan(config, resources, read_model_facts(config.model))
     choose_trackers(config.tracker)
-    check_prompts(config.prompts, config.data, answer_required=not config.reward_function)
+    check_rows(config, plan)
     new = Path(config.run) if config.run else default_run(config.preset)
     folder = RunFolder.create(new) if resume is None else RunFolder.reopen(resume)
     console = Console(quiet=config.quiet, log_json=config.log_json, rounds=config.rounds)
@@ -125,10 +125,14 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
     from cluster.run.journal import Journal
     from cluster.run.metrics import EventLog, MetricsLog
     from cluster.run.recording import Recording
+    from cluster.run.speed import known_machine
     from cluster.run.stages import Run
+    from cluster.run.tracing import Tracer
     from cluster.scorer_pool import ScorerPool
 
+    tracer = Tracer(config.trace_round, folder, console.line)
     scorer = ScorerPool(config.reward, inputs.scoring, folder.logs / "scorer.log")
+    scorer.timeline = tracer.scorer
     stack.callback(scorer.close)
     journal = stack.enter_context(Journal(folder.path))
     for note in inputs.notes:
@@ -154,8 +158,18 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
     generation = Generation(
         config, plan, system, inputs.prompts, scorer, journal, console, stop_token_ids=inputs.stop_token_ids
     )
-    recording = Recording(config, plan, system, journal, console, MetricsLog(folder.path), events, trackers, commits)
-    run = Run(config, plan, folder, system, console, generation, recording, inputs.held_out, inputs.tokenizer)
+    recording = Recording(
+        config, plan, system, journal, console, MetricsLog(folder.path), events, trackers, commits, tracer.driver
+    )
+    run = Run(config, plan, folder, system, console, generation, recording, inputs.held_out, inputs.tokenizer, tracer)
+    recording.machine = known_machine(
+        inputs.model,
+        {name: str(about["gpu"]) for name, about in system.abouts.items()},
+        engine_dtype=plan.engine_dtype,
+        learner_dtype=plan.learner_dtype,
+        tensor_parallel=config.rollout.tensor_parallel,
+        adapter=config.learner.lora_rank > 0,
+    )
     system.pool.on_loss = run.engine_lost
     if opening.checkpoint is not None:
         restore(run, opening.checkpoint)

@@ -18,7 +18,7 @@ from cluster.planner.work import Work
 from cluster.resources import Resources, local_resources
 from cluster.run import cli
 from cluster.run.config import Config
-from rollout.prompts import check_prompts
+from cluster.run.inputs import check_rows
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ def main(words: list[str]) -> int:
         sys.stdout.write(parser.format_help() + "\n")
     options, rest = tyro.cli(PlanOptions, prog="launch.py plan", args=words, return_unknown_args=True, add_help=False)
     config = cli.parse(rest, "launch.py plan")
-    check_prompts(config.prompts, config.data, answer_required=not config.reward_function)
     cluster = _cluster(options)
     resources = local_resources() if cluster is None else capacity.named_resources(cluster)
     plan = make_plan(config, resources, read_model_facts(config.model))
+    check_rows(config, plan)
     sys.stdout.write(plan_text(config, plan, resources) + "\n")
     text, fits = _capacity(options, config, plan, resources, cluster)
     sys.stdout.write(text + "\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ HARD_ANSWER = r"\sum_{k=1}^{9999} k!"
 """An answer that math-verify does not come to an end with."""
 NEXT_TO_NOTHING = 0.05
 """Share of what a right answer gets that may be paid for nothing without stopping the run (some scorers give 0.01)."""
+_PLAIN = re.compile(r"[ -]?[0-9A-Za-z][0-9A-Za-z .,:+*/()=<>-]*")
+"""Answers that stay what they are through every stage, however they are spelled: most of a large data set."""
 _RENDERINGS = (r"\boxed{%s}", "%s", "<answer>%s</answer>", "#### %s", "The answer is %s.")
 _OTHER_ANSWERS = ("7919", r"x^{17}+3", "none of these")
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
@@ -71,9 +74,10 @@ def gold_problem(gold: str) -> str | None:
     return None
 
 
+@lru_cache(maxsize=2**20)
 def verify_gold(gold: str) -> bool:
-    """Whether a gold answer is graded right when it is given as the answer."""
-    return gold_problem(gold) is None
+    """Whether a gold answer is graded right when it is given as the answer; remembered, as a run asks twice."""
+    return _PLAIN.fullmatch(gold) is not None or gold_problem(gold) is None
 
 
 def probes(prompt: Prompt, scoring: Scoring, right_response: str | None = None, hard: bool = False) -> list[Probe]:

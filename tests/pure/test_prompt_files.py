@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from rollout.config import DataConfig
 from rollout.problems import BadRows, Problem, places, report
 from rollout.prompts import check_prompts, read_rows
+from rollout.rewards.selftest import verify_gold
 from rollout.row_checks import MAX_ANSWER_CHARACTERS, content_digest, examine, find_keys
+from rollout.tasks import DEMO_MODEL
 from rollout.tasks.files import MAX_LINE_BYTES, READERS, read_csv, read_file, read_jsonl
 from rollout.types import UserError
 
@@ -75,6 +77,32 @@ def test_all_problems_of_a_file_are_in_one_report_with_their_lines():
     assert all(f"{BAD_ROWS}:{line}: " in text for line in kinds)
     assert "16 of 19 rows have problems" in text
     assert text.endswith("--data.skip-bad-rows")
+
+
+def test_golds_and_lengths_are_in_the_same_report_as_all_else(tmp_path):
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+1="}, {"prompt": "2", "answer": "\\boxed{"}]
+    rows += [{"prompt": "1+" * 30 + "1=", "answer": "31"}, {"prompt": [{"role": "user", "content": "1" * 60}]}]
+    spec = write(tmp_path / "a.jsonl", *rows)
+    with pytest.raises(BadRows) as caught:
+        check_prompts(
+            spec,
+            DataConfig(max_prompt_tokens=50),
+            verify_gold=verify_gold,
+            vocabulary=DEMO_MODEL / "tokenizer.json",
+        )
+    assert sorted((p.where.rpartition(":")[2], p.kind) for p in caught.value.problems) == [
+        ("2", "missing answer"),
+        ("3", "gold does not verify"),
+        ("4", "prompt too long"),
+        ("5", "missing answer"),
+    ]
+
+
+def test_a_text_of_many_bytes_and_few_tokens_is_not_too_long(tmp_path):
+    spec = write(tmp_path / "a.jsonl", {"prompt": "é" * 40, "answer": "1"})
+    data = DataConfig(max_prompt_tokens=45)
+    assert check_prompts(spec, data, vocabulary=DEMO_MODEL / "tokenizer.json") == 1
+    assert check_prompts(spec, data, vocabulary=tmp_path / "tokenizer.json") == 1
 
 
 def test_rows_with_problems_can_be_left_out():

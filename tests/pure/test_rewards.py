@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout.config import RewardConfig
 from rollout.rewards.custom import (
@@ -239,6 +241,11 @@ def test_a_module_may_say_what_a_right_response_looks_like(tmp_path):
 )
 def test_gold_answers_verify_against_themselves(gold):
     assert verify_gold(gold)
+
+
+@given(st.text(alphabet=" 019axyZ.,:+*/()=<>-", max_size=12))
+def test_golds_that_are_waved_through_as_plain_would_verify_the_long_way_too(gold):
+    assert verify_gold(gold) == (gold_problem(gold) is None)
 
 
 @pytest.mark.parametrize(
