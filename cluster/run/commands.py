@@ -37,6 +37,7 @@ def dispatch(words: Sequence[str], train: Train, loop: Loop | None = None) -> in
         "presets": presets,
         "bench": lambda rest: bench(rest, loop),
         "doctor": doctor,
+        "lesson": lambda rest: _lesson(rest, train),
         "eval": evaluate,
         "check-reward": check_reward,
         "report": report,
@@ -65,6 +66,12 @@ def _resume(words: list[str], train: Train) -> int:
     from cluster.run.resume import requested
 
     return train(*requested(words))
+
+
+def _lesson(words: list[str], train: Train) -> int:
+    from cluster.run.teaching import main
+
+    return main(words, train)
 
 
 def plan(words: list[str]) -> int:
