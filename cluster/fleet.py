@@ -222,6 +222,7 @@ class Fleet:
         self._units = tuple(members)
         self._members = {name: member for member in members for name in member.names}
         self._engines, self._ranks = tuple(engines), tuple(ranks)
+        self._dead: list[_Member] = []
 
     # What is asked of it
 
@@ -333,13 +334,15 @@ class Fleet:
         earlier = len(member.restarts)
         self._turn(member, State.DEAD, self._now)
         member.due = self._now + (limits.backoff * 2 ** (earlier - 1) if earlier else 0.0)
+        self._dead.append(member)
         return ended
 
     def _due(self) -> list[Action]:
         """Restarts whose delay is over."""
         actions: list[Action] = []
-        for member in self._units:
-            if member.state is State.DEAD and member.due is not None and self._now >= member.due:
+        for member in tuple(self._dead):
+            if member.due is not None and self._now >= member.due:
+                self._dead.remove(member)
                 member.due = None
                 member.restarts.append(self._now)
                 self.restarts += 1
