@@ -41,13 +41,13 @@ class Measured:
 
 
 def calibrate(benches: Sequence[Measured]) -> CpuCosts:
-    """The costs with which the benches come out best, none of them negative; relative errors count."""
-    engine = _solve([_engine(each) for each in benches], [each.seconds("generate_alone") for each in benches])
+    """The costs with which the parts of whole rounds come out best, none of them negative; relative errors count."""
+    engine = _solve([_engine(each) for each in benches], [each.seconds("generate_and_score") for each in benches])
     rows, seconds = [], []
     for each in benches:
         old = 1 - 1 / int(each.figures["minibatches"])
         rows.append(_learner(each, 3.0 + old, int(each.figures["minibatches"])))
-        seconds.append(each.seconds("learn_alone"))
+        seconds.append(each.seconds("learn"))
         if each.seconds("old_logprobs") > 0:
             rows.append(_learner(each, old, 0))
             seconds.append(each.seconds("old_logprobs"))

@@ -20,20 +20,25 @@ ROUNDS = 4
 TRIED = 3
 """Splits of each kind that are played out, the most promising ones by the closed forms; of very large rounds one."""
 LARGE = 20_000
-"""Responses of a very large round."""
+"""Responses of a very large round; one fewer is played, in coarser steps."""
+COARSE = 64
+"""Steps into which the longest response is cut then."""
 KINDS = (("phased", 0), ("streamed", 0), ("async", 1), ("async", 2))
 
 
 def compare(model: Architecture, work: Work, cluster: Cluster, lengths: Lengths) -> list[tuple[Split, Outcome]]:
     """The best split of every placement and schedule that fits, played out; the fastest first."""
     found = []
+    large = work.responses > LARGE
     for schedule, lag in KINDS:
         work_of = dataclasses.replace(work, old_logprobs=work.old_logprobs and schedule != "streamed")
         fitting = [each for each in every(model, work_of, cluster, schedule) if not each.missing]
         played = []
-        tried = TRIED if work.responses <= LARGE else 1
-        for split in _promising([(each.seconds, each.split) for each in fitting])[:tried]:
-            scenario = on_gpus(model, work_of, cluster, split, lengths, max_lag=lag, rounds=ROUNDS)
+        for split in _promising([(each.seconds, each.split) for each in fitting])[: 1 if large else TRIED]:
+            scenario = on_gpus(model, work_of, cluster, split, lengths, max_lag=lag, rounds=ROUNDS - large)
+            if large:
+                engine = dataclasses.replace(scenario.engine, grain=max(1, work.longest // COARSE))
+                scenario = dataclasses.replace(scenario, engine=engine)
             played.append((split, simulate(scenario)))
         found += sorted(played, key=lambda pair: pair[1].round_seconds)[:1]
     return sorted(found, key=lambda pair: pair[1].round_seconds)
@@ -51,7 +56,8 @@ def incidents(scenario: Scenario, calm: Outcome) -> list[tuple[str, Outcome]]:
     """The same run with something going wrong in its second round; `calm` is the run without."""
     second = calm.rounds[1]
     middle = second.begin + second.generate / 2
-    ranks_at_work = calm.rounds[0].end - scenario.record - scenario.sync - calm.rounds[0].learn / 2
+    # In the middle of its last step, when most has to be done again.
+    ranks_at_work = second.learned - second.learn / len(scenario.groups) / 2
     engine = "engine-0"
     told = [("one engine is three times as slow", dataclasses.replace(scenario, slowness={engine: 3.0}))]
     if scenario.engines > 1:
@@ -60,7 +66,7 @@ def incidents(scenario: Scenario, calm: Outcome) -> list[tuple[str, Outcome]]:
             ("one engine hangs in mid-generation", _with(scenario, Fault(middle, engine, "hangs"))),
             *told,
         ]
-    told.append(("a rank dies in mid-learning", _with(scenario, Fault(ranks_at_work, "ranks"))))
+    told.append(("a rank dies before the last step", _with(scenario, Fault(ranks_at_work, "ranks"))))
     return [(what, simulate(changed)) for what, changed in told]
 
 

@@ -25,6 +25,8 @@ class EngineModel:
     """Seconds of reading one prompt; once per group, or with `prefill_each` once per response."""
     prefill_each: bool = False
     """Prompts are read anew for every response (a prompt shorter than a block of the prefix cache)."""
+    grain: int = 1
+    """Steps that are taken at once at least: responses that end within them end together. 1 is exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,6 @@ class ModelledEngine:
         self.name, self.model, self.slowness = name, model, slowness
         self.busy = 0.0
         """Seconds in which something ran."""
-        self.tokens = 0.0
-        """Tokens made so far."""
         self.hung = False
         """It stands still, and nobody knows yet."""
         self._clock, self._answer = clock, answer
@@ -98,7 +98,7 @@ class ModelledEngine:
         self._stepping = True
         delay = self._admit()
         running = len(self._running)
-        steps = self._running[0][0] - self._steps
+        steps = max(self._running[0][0] - self._steps, float(self.model.grain))
         # The tokens looked back on grow with every step: their mean is that of the middle.
         context = self._context / running + (steps - 1) / 2
         seconds = self.slowness * (delay + steps * self.model.cost.seconds(running, context))
@@ -125,13 +125,12 @@ class ModelledEngine:
         self._stepping = False
         self.busy += seconds
         running = len(self._running)
-        self.tokens += steps * running
         self._steps += steps
         self._context += steps * running
         whole = []
         while self._running and self._running[0][0] <= self._steps:
-            _, _, length, key = heapq.heappop(self._running)
-            self._context -= self.model.prompt_tokens + length
+            ends, _, length, key = heapq.heappop(self._running)
+            self._context -= self.model.prompt_tokens + length + self._steps - ends
             self._left[key] -= 1
             if not self._left[key]:
                 whole.append(key)

@@ -23,6 +23,8 @@ class RoundTimes:
     """From then until its last group was in."""
     learn: float = 0.0
     """Seconds the ranks worked on it."""
+    learned: float = 0.0
+    """When its last step was made."""
     end: float = 0.0
     """When it was committed."""
 

@@ -174,6 +174,7 @@ class World:
             case Train():
                 self.learning += seconds
                 self.times[task.round].learn += seconds
+                self.times[task.round].learned = self.clock.now
                 self._trained.extend(task.minibatches)
                 self._tell(Idle(RANKS[0]))
             case Sync():

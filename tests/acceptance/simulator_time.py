@@ -104,7 +104,7 @@ def main() -> int:
         off = outcome.round_seconds / found["round"] - 1
         worst = max(worst, abs(off)) if case.startswith("pred") else worst
         sys.stdout.write(
-            f"| {case} | {found['generate_alone']:.2f} / {middle.generate:.2f} | {found['learn_alone']:.2f} / "
+            f"| {case} | {found['generate_and_score']:.2f} / {middle.generate:.2f} | {found['learn']:.2f} / "
             f"{middle.learn:.2f} | {found['round']:.2f} | {outcome.round_seconds:.2f} | {off:+.0%} |\n"
         )
     sys.stdout.write(f"\nlargest difference of a prediction {worst:.0%}\n")

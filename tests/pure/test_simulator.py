@@ -108,6 +108,16 @@ def test_a_step_costs_what_runs_in_it_and_what_that_looks_back_on() -> None:
     assert times == pytest.approx({"0": 4 + 2 * 2 + 4.02, "1": 4 + 2 * 2 + 4.02 + 2 * 1.5 + 2.05})
 
 
+def test_coarse_steps_end_responses_together() -> None:
+    model = EngineModel(SECOND, slots=2, prompt_tokens=0, prefill=0.0, grain=4)
+    # 1 and 2 tokens end at 4 together, then 5 tokens at 9
+    assert finished([(1,), (2,), (5,)], model) == [(4.0, "0"), (4.0, "1"), (9.0, "2")]
+    cost = Decoding(host=0.0, host_response=0.0, weights=0.0, context=1.0, compute=0.0)
+    looking = EngineModel(cost, slots=8, prompt_tokens=10, prefill=0.0, grain=4)
+    # four steps of two that look back on 10 to 13 tokens; then four of one that looks back on 14 to 17
+    assert finished([(2,), (5,)], looking) == [(92.0, "0"), (154.0, "1")]
+
+
 def test_prompts_are_read_once_per_group_or_per_response() -> None:
     once = EngineModel(SECOND, slots=8, prompt_tokens=0, prefill=2.0)
     assert finished([(1, 1, 1)], once) == [(3.0, "0")]
@@ -331,8 +341,6 @@ def test_costs_are_found_again_in_the_figures_that_they_lead_to() -> None:
             "engines": 2,
             "ranks": 2,
             "minibatches": minibatches,
-            "generate_alone": outcome.rounds[1].generate,
-            "learn_alone": outcome.rounds[1].learn,
             "old_logprobs": scenario.learner.old(rows),
             "sync": scenario.sync,
             "round": outcome.round_seconds,
