@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster import transport as transports
 from cluster.adapter_plan import adapter_settings
 from cluster.errors import PlanError
 from cluster.placement import Layout, find
@@ -186,7 +187,7 @@ def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
         max_lag=turns.max_lag,
         overlap=turns.text,
         old_logprobs=turns.learner.old_logprobs or "recompute",
-        transport="object_store" if config.cluster.transport == "auto" else config.cluster.transport,
+        transport=transports.choose(config.cluster.transport, layout.placement),
         engines=len(layout.engines),
         ranks=len(layout.ranks),
         engine_dtype=engine_dtype,

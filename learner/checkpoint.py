@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from learner.device import rng_state as device_rng_state
+from learner.device import set_rng_state as set_device_rng_state
 from learner.lora import is_adapter
 from learner.types import SavedFile, Vote
 
@@ -184,7 +186,7 @@ def sha256_of(path: Path) -> str:
 
 
 def rng_state(device: str) -> dict[str, Any]:
-    """The random states of this process as JSON: torch, numpy, python, and the GPU's."""
+    """The random states of this process as JSON: torch, numpy, python, and the device's own."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, numbers, python_gauss = random.getstate()
     state = {
@@ -192,7 +194,8 @@ def rng_state(device: str) -> dict[str, Any]:
         "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
         "python": [version, list(numbers), python_gauss],
     }
-    return state | ({"cuda": _as_text(torch.cuda.get_rng_state())} if device == "cuda" else {})
+    own = device_rng_state(device)
+    return state if own is None else state | {"device": _as_text(own)}
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
@@ -202,8 +205,8 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     version, numbers, python_gauss = state["python"]
     random.setstate((version, tuple(numbers), python_gauss))
-    if "cuda" in state:
-        torch.cuda.set_rng_state(_as_bytes(state["cuda"]))
+    if "device" in state:
+        set_device_rng_state(_as_bytes(state["device"]))
 
 
 def _as_text(state: torch.Tensor) -> str:

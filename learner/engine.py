@@ -10,18 +10,12 @@ from typing import Any
 
 import torch
 
+from learner import device
 from learner.logprobs import PolicyModel
 from learner.lora import insert_adapter, is_adapter
 from learner.objective import Objective
+from learner.parking import Parking
 
-CPU_ENVIRONMENT = {
-    "DS_ACCELERATOR": "cpu",
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    # oneDNN would keep a kernel for every batch size it has met.
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
-}
-GPU_ENVIRONMENT: dict[str, str] = {}
 ADAM_BETAS = (0.9, 0.999)
 
 
@@ -111,6 +105,7 @@ class LearnerEngine:
             model=self.policy, optimizer=optimizer, config=deepspeed_config(settings), dist_init_required=False
         )
         self.device = self.deepspeed.device
+        self._parking = Parking(self.deepspeed, settings.zero_stage, self.device)
 
     def score(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the targets, with gradient where it is enabled (PolicyModel.forward)."""
@@ -156,14 +151,12 @@ class LearnerEngine:
         return self.settings.lr * min(1.0, (self.steps_done + 1) / warmup if warmup else 1.0)
 
     def all_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks (in place)."""
-        torch.distributed.all_reduce(values, torch.distributed.ReduceOp.SUM)
-        return values
+        """Sum over ranks."""
+        return self._reduced(values, torch.distributed.ReduceOp.SUM)
 
     def all_max(self, values: torch.Tensor) -> torch.Tensor:
-        """Maximum over ranks (in place)."""
-        torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
-        return values
+        """Maximum over ranks."""
+        return self._reduced(values, torch.distributed.ReduceOp.MAX)
 
     def gathered(self, bucket_bytes: int, *, adapter_only: bool = False) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Whole parameters in buckets, by their own names. A collective under ZeRO-3: every rank must walk through it.
@@ -187,6 +180,21 @@ class LearnerEngine:
                 bucket, size = [], 0
         if bucket:
             yield bucket
+
+    def park(self) -> None:
+        """Leave the device's memory to the engine beside this rank: optimizer state goes to host memory (Parking)."""
+        if not self.settings.offload:  # then it is there already
+            self._parking.park()
+
+    def unpark(self) -> None:
+        """Take the memory back, before learning."""
+        self._parking.unpark()
+
+    def _reduced(self, values: torch.Tensor, how: Any) -> torch.Tensor:
+        """NCCL reduces only what lies on the device."""
+        moved = values.to(self.device)
+        torch.distributed.all_reduce(moved, how)
+        return moved.to(values.device)
 
     def close(self) -> None:
         """Leave the group of ranks."""
@@ -214,7 +222,7 @@ def deepspeed_config(settings: LearnerSettings) -> dict[str, Any]:
     """What DeepSpeed is told."""
     zero: dict[str, Any] = {"stage": settings.zero_stage}
     if settings.offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": settings.device == "cuda"}
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.can_pin(settings.device)}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -235,7 +243,7 @@ def _join(settings: LearnerSettings, host: str, port: int) -> Any:
     """Set up the process group of the ranks and return the deepspeed module."""
     os.environ |= {
         "RANK": str(settings.rank),
-        "LOCAL_RANK": "0" if settings.device == "cuda" else str(settings.rank),
+        "LOCAL_RANK": str(device.local_rank(settings.device, settings.rank)),
         "WORLD_SIZE": str(settings.ranks),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
@@ -244,11 +252,10 @@ def _join(settings: LearnerSettings, host: str, port: int) -> Any:
     import deepspeed
     import deepspeed.ops
 
-    if settings.device == "cpu":
-        # DeepSpeed would compile a shared-memory operator (45 s, and fails without ninja); gloo does the same work.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    for operator in device.operators_to_leave_out(settings.device):
+        deepspeed.ops.__compatible_ops__[operator] = False
     deepspeed.init_distributed(
-        dist_backend="nccl" if settings.device == "cuda" else "gloo",
+        dist_backend=device.collectives(settings.device),
         timeout=timedelta(seconds=settings.collective_timeout),
         verbose=False,
     )

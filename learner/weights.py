@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from learner import device
 from learner.engine import LearnerEngine
 from learner.lora import FOLDER, as_sent, merged, public_name, save_adapter
-from rollout.types import Probe, WeightBucket
+from rollout.types import Probe, SharedBucket, WeightBucket
 
 
 class NonFiniteWeights(RuntimeError):
@@ -32,8 +32,8 @@ def shapes(engine: LearnerEngine) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def outgoing(engine: LearnerEngine, dtype: str, bucket_bytes: int) -> Iterator[WeightBucket]:
-    """All weights (with LoRA: the adapter) as buckets in the engines' precision; only rank 0's result travels.
+def outgoing_tensors(engine: LearnerEngine, dtype: str, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """All weights (with LoRA: the adapter) in the engines' precision, on the learner's device, bucket by bucket.
 
     Collective under ZeRO-3. Raises NonFiniteWeights naming the tensors: such weights load without an error and then
     sample token 0 for ever.
@@ -43,9 +43,15 @@ def outgoing(engine: LearnerEngine, dtype: str, bucket_bytes: int) -> Iterator[W
         broken = [name for name, tensor in tensors if not bool(torch.isfinite(tensor).all())]
         if broken:
             raise NonFiniteWeights(f"weights are not finite and were not published: {', '.join(broken[:5])}")
+        yield [(public_name(name), as_sent(name, t, scaling).to(getattr(torch, dtype))) for name, t in tensors]
+
+
+def outgoing(engine: LearnerEngine, dtype: str, bucket_bytes: int) -> Iterator[WeightBucket]:
+    """`outgoing_tensors` as arrays in host memory; only rank 0's result travels."""
+    for tensors in outgoing_tensors(engine, dtype, bucket_bytes):
         yield WeightBucket(
-            names=tuple(public_name(name) for name, _ in tensors),
-            arrays=tuple(_as_array(as_sent(name, t, scaling).to(getattr(torch, dtype))) for name, t in tensors),
+            names=tuple(name for name, _ in tensors),
+            arrays=tuple(_as_array(tensor) for _, tensor in tensors),
             dtype=dtype,
         )
 
@@ -66,23 +72,47 @@ def digests(engine: LearnerEngine, probe: Probe) -> dict[str, str]:
 
 
 class BroadcastSender:
-    """Rank 0's end of a broadcast group with the engines (gloo)."""
+    """Rank 0's end of a broadcast group with the engines."""
 
-    def __init__(self, host: str, port: int, size: int, timeout: float) -> None:
+    def __init__(self, engine: LearnerEngine, host: str, port: int, size: int, timeout: float) -> None:
         """Open the store and the group; returns when every engine has joined."""
-        wait = timedelta(seconds=timeout)
-        distributed: Any = torch.distributed  # its gloo classes carry no types
-        store = distributed.TCPStore(host, port, size, is_master=True, timeout=wait, wait_for_workers=False)
-        options = distributed.ProcessGroupGloo._Options()
-        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
-        options._timeout = wait
-        self._group: Any = distributed.ProcessGroupGloo(store, 0, size, options)
+        self._device = engine.device
+        self._group = device.broadcast_group(self._device, host, port, size, timeout)
 
-    def send(self, bucket: WeightBucket) -> None:
+    def send(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """Broadcast the tensors of a bucket, one by one (one packed buffer is slower beyond a few MB)."""
-        for array in bucket.arrays:
-            tensor = torch.from_numpy(array)
-            self._group.broadcast(tensor.view(torch.bfloat16) if bucket.dtype == "bfloat16" else tensor, 0).wait()
+        for _, tensor in tensors:
+            self._group.broadcast(tensor.detach().contiguous(), 0).wait()
+        device.synchronise(self._device)
+
+
+class SharedBuckets:
+    """The weights, bucket by bucket, in memory that engines on the same device open (collective under ZeRO-3).
+
+    A bucket lives until the next one is asked for: by then every engine has copied it.
+    """
+
+    def __init__(self, engine: LearnerEngine, dtype: str, bucket_bytes: int) -> None:
+        """Nothing is gathered yet."""
+        self._device, self._dtype = engine.device, dtype
+        self._tensors = outgoing_tensors(engine, dtype, bucket_bytes)
+        self._buffer: torch.Tensor | None = None
+
+    def next(self) -> SharedBucket | None:
+        """The next bucket, or None after the last."""
+        self._buffer = None
+        device.release(self._device)
+        tensors = next(self._tensors, None)
+        if tensors is None:
+            return None
+        self._buffer = torch.cat([tensor.detach().reshape(-1) for _, tensor in tensors])
+        device.synchronise(self._device)
+        return SharedBucket(
+            names=tuple(name for name, _ in tensors),
+            shapes=tuple(tuple(tensor.shape) for _, tensor in tensors),
+            dtype=self._dtype,
+            handles={device.identity(self._device): device.share(self._buffer)},
+        )
 
 
 def _tied_head(engine: LearnerEngine) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,24 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rollout.types import Group, GroupRequest, Probe, Receipt, WeightBucket
+from rollout.device import llm_options
+from rollout.types import Group, GroupRequest, Probe, Receipt, SharedBucket, WeightBucket
 
-CPU_ENVIRONMENT = {
-    # The engine core stays in this process: nothing to orphan, and tensors need no pickling.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # "auto" pins OpenMP threads to cores and would pin every engine to the same ones.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    # Log-prob ranks are computed by a compiled function even in eager mode; compiling it costs 14 s at first use.
-    "TORCHDYNAMO_DISABLE": "1",
-    # oneDNN keeps a kernel for every batch size it has met, up to 1024: 450 MB more over ten rounds, and no faster.
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-GPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-
-
+UPDATE_BACKEND = "rollearn"
+"""Name under which rollout/weights.py registers with vLLM's weight-update API."""
 ADAPTER_NAME, ADAPTER_ID = "policy", 1
 LORA_CAPACITIES = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks vLLM makes room for."""
@@ -64,6 +50,8 @@ class EngineSettings:
     """KV cache on a CPU, GiB."""
     processed_logprobs: bool
     """Log-probs of the distribution that was sampled from (True unless scoring at temperature 1 was asked for)."""
+    sleeps: bool = False
+    """The engine gives its memory up while others use the device (colocated)."""
     lora_rank: int = 0
     """Rank of the adapter the policy consists of, beside the model of the directory; 0 means none."""
 
@@ -94,12 +82,16 @@ class RolloutEngine:
     """One vLLM engine."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Load the model; takes seconds. `CPU_ENVIRONMENT` or `GPU_ENVIRONMENT` must be set before vllm is imported."""
+        """Load the model; takes seconds. `device.environment` must be set before vllm is imported."""
         from vllm import LLM
+        from vllm.config.weight_transfer import WeightTransferConfig
 
-        if settings.device == "cpu":
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.kv_cache_gib)))
-        options: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory} if settings.device == "cuda" else {}
+        options = llm_options(
+            settings.device,
+            kv_cache_gib=settings.kv_cache_gib,
+            gpu_memory=settings.gpu_memory,
+            sleeps=settings.sleeps,
+        )
         if settings.lora_rank:
             options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_capacity(settings.lora_rank)}
         if settings.tensor_parallel > 1:
@@ -112,13 +104,12 @@ class RolloutEngine:
             seed=settings.seed,
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_num_seqs,
-            # Seeded requests crash the CPU engine when a prefill is split, so a prefill must fit one batch.
-            enable_chunked_prefill=settings.device != "cpu",
+            # Room for a whole prefill: where it is not split (CPU), it must fit one batch.
             max_num_batched_tokens=max(16384, settings.max_model_len),
-            enforce_eager=settings.device == "cpu",
             disable_log_stats=True,
             logprobs_mode="processed_logprobs" if settings.processed_logprobs else "raw_logprobs",
             worker_extension_cls="rollout.weights.WeightReceiver",
+            weight_transfer_config=WeightTransferConfig(backend=UPDATE_BACKEND),
             **options,
         )
         self._tokenizer = self._llm.get_tokenizer()
@@ -151,35 +142,58 @@ class RolloutEngine:
                 engine.abort_request(list(waiting))
 
     def begin_load(self) -> None:
-        """Start taking new weights."""
-        self._rpc("begin_load")
+        """Start taking new weights (vLLM's update API: start)."""
+        self._rpc("start_weight_update")
 
     def load_bucket(self, bucket: WeightBucket) -> int:
         """Take some tensors; returns how many."""
-        return int(self._rpc("load_bucket", bucket))
+        return self._update({"bucket": bucket}, bucket.names)
+
+    def load_shared(self, bucket: SharedBucket) -> int:
+        """Take some tensors out of the memory of the learner on the same device; returns how many."""
+        return self._update({"shared": bucket}, bucket.names)
 
     def open_channel(self, host: str, port: int, rank: int, size: int, timeout: float) -> None:
         """Join a broadcast group as ranks `rank ..` (one per device)."""
-        self._rpc("open_channel", host, port, rank, size, timeout)
+        channel = {"host": host, "port": port, "first_rank": rank, "size": size, "timeout": timeout}
+        self._rpc("init_weight_transfer_engine", channel)
 
     def receive_bucket(self, names: list[str], shapes: list[tuple[int, ...]], dtype: str) -> int:
         """Take some tensors by broadcast; returns how many."""
-        return int(self._rpc("receive_bucket", names, shapes, dtype))
+        return self._update({"names": tuple(names), "shapes": tuple(shapes), "dtype": dtype}, names)
 
     def close_channel(self) -> None:
         """Leave the broadcast group."""
-        self._rpc("close_channel")
+        self._rpc("shutdown_weight_transfer_engine")
 
     def finish_load(self, version: int, probe: Probe) -> Receipt:
-        """Finish taking weights, empty the prefix cache, and prove what is now held."""
+        """Finish taking weights, empty the prefix cache, and prove what is now held, on all devices of the engine."""
         started = time.monotonic()
-        self._rpc("finish_load")
+        self._rpc("finish_weight_update")
+        if self.settings.lora_rank:
+            self._rpc("place_adapter")
         reset = bool(self._llm.reset_prefix_cache())
         digests = self._rpc("read_back", dict(probe.columns))
         self.version = version
         return Receipt(self.settings.index, version, digests, reset, time.monotonic() - started)
 
+    def sleep(self) -> None:
+        """Give up the device's memory. Weights are thrown away, not copied to the host: a whole sync always follows.
+
+        With LoRA the frozen weights never come again, so then they are kept in host memory.
+        """
+        self._llm.sleep(level=1 if self.settings.lora_rank else 2)
+
+    def wake(self, what: str) -> None:
+        """Take memory back for `weights` (then they must be loaded) or for the `kv_cache`."""
+        self._llm.wake_up(tags=[what])
+
+    def _update(self, arrival: dict[str, Any], names: Sequence[str]) -> int:
+        self._rpc("update_weights", arrival)
+        return len(names)
+
     def _rpc(self, method: str, *args: Any) -> Any:
+        """Call a method on every device of the engine; the first one's answer (`read_back` gathers before)."""
         return self._llm.collective_rpc(method, args=args)[0]
 
     def _add(self, request: GroupRequest, sampling: Sampling) -> str:

@@ -128,6 +128,26 @@ class WeightBucket:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedBucket:
+    """Some tensors of the policy, where the learner keeps them: engines on the same device open that memory."""
+
+    names: tuple[str, ...]
+    """Names as in the model's own checkpoint (HF names)."""
+    shapes: tuple[tuple[int, ...], ...]
+    """One per name."""
+    dtype: str
+    """float32 or bfloat16."""
+    handles: Mapping[str, Any]
+    """Name of a physical device -> handle of the buffer there, in which all tensors lie end to end."""
+
+    def joined(self, other: SharedBucket) -> SharedBucket:
+        """The same tensors, on the devices of both."""
+        if (self.names, self.shapes, self.dtype) != (other.names, other.shapes, other.dtype):
+            raise ValueError(f"ranks share other tensors in the same bucket: {self.names[:3]} and {other.names[:3]}")
+        return SharedBucket(self.names, self.shapes, self.dtype, {**self.handles, **other.handles})
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Which part of every tensor is read back after a sync, by learner and engine alike.
 

@@ -1,12 +1,14 @@
 """How weights land in vLLM, and how what landed is read back.
 
-`WeightReceiver` is mixed into vLLM's worker (`worker_extension_cls`), so every method runs where the model lives, also
-under tensor parallelism. Every CPU-only oddity of weight loading is in this file:
+They land through vLLM's own weight-update API (start, update for every bucket, finish), in the engine `Arrivals` that
+is registered with it. `WeightReceiver` is mixed into vLLM's worker (`worker_extension_cls`), so its methods run where
+the model lives, also under tensor parallelism; importing this file there registers `Arrivals`.
 
-* `model.load_weights` fails on live CPU weights (linears are packed and their parameters emptied), so loading goes
-  through vLLM's layerwise reload, as its own weight-update API does.
-* With tied embeddings the output layer keeps a packed copy of the *old* embedding; it must be packed again after every
-  load (`_repack_tied_head`). Nothing is raised or logged without that; the receipt is what notices.
+* Loading goes through vLLM's layerwise reload: `model.load_weights` fails on live CPU weights (linears are packed and
+  their parameters emptied). It keeps what arrives until a layer is whole, so nothing may arrive in memory that is used
+  again.
+* With tied embeddings on a CPU the output layer keeps a packed copy of the *old* embedding; it must be packed again
+  after every load (`_repack_tied_head`). Nothing is raised or logged without that; the receipt is what notices.
 
 With LoRA the model is never loaded again: only the two matrices of every adapted layer arrive, by names that end in
 `.lora_A.weight` and `.lora_B.weight`, and go into vLLM's adapter slot. B carries the scaling.
@@ -14,14 +16,21 @@ With LoRA the model is never loaded again: only the two matrices of every adapte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import set_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.distributed.communication_op import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
@@ -29,8 +38,10 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelL
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rollout.engine import ADAPTER_ID
-from rollout.types import Probe, WeightBucket
+from rollout.device import broadcast_group, identity, open_shared, synchronise
+from rollout.engine import ADAPTER_ID, UPDATE_BACKEND
+from rollout.readback import Layers, Slot, held
+from rollout.types import Probe, SharedBucket, WeightBucket
 
 
 def bucket_tensors(bucket: WeightBucket) -> Iterator[tuple[str, torch.Tensor]]:
@@ -41,248 +52,168 @@ def bucket_tensors(bucket: WeightBucket) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, tensor.view(torch.bfloat16) if bucket.dtype == "bfloat16" else tensor
 
 
+def shared_tensors(bucket: SharedBucket, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """Copies of the tensors in the memory of the learner on this device (it will use that memory again)."""
+    mine = identity(device)
+    if mine not in bucket.handles:
+        raise ValueError(f"no learner rank shares device {mine}, only {sorted(bucket.handles)} do")
+    buffer = open_shared(device, bucket.handles[mine])
+    start = 0
+    for name, shape in zip(bucket.names, bucket.shapes, strict=True):
+        end = start + math.prod(shape)
+        yield name, buffer[start:end].reshape(shape).clone()
+        start = end
+    synchronise(device)  # the copies are made before the owner is told that they are
+
+
+@dataclass  # not frozen, because vLLM's is not
+class Channel(WeightTransferInitInfo):  # type: ignore[misc]
+    """A broadcast group to join: the learner is rank 0, this engine's devices are `first_rank` and those after it."""
+
+    host: str
+    """Of the learner."""
+    port: int
+    """Of its store."""
+    first_rank: int
+    """See above."""
+    size: int
+    """Members in all."""
+    timeout: float
+    """Seconds a broadcast may take."""
+
+
+@dataclass
+class Arrival(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """One bucket, by one of three ways."""
+
+    bucket: WeightBucket | None = None
+    """The tensors themselves."""
+    shared: SharedBucket | None = None
+    """Where they lie on this device."""
+    names: tuple[str, ...] = ()
+    """What will come by broadcast, in this order."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """One per name."""
+    dtype: str = ""
+    """float32 or bfloat16."""
+
+
+class Arrivals(WeightTransferEngine[Channel, Arrival]):  # type: ignore[misc]
+    """vLLM's side of a weight update, whatever way the weights come."""
+
+    init_info_cls = Channel
+    update_info_cls = Arrival
+
+    def init_transfer_engine(self, init_info: Channel) -> None:
+        """Join the broadcast group."""
+        rank = init_info.first_rank + self.parallel_config.rank
+        self._channel: Any = broadcast_group(
+            self.device, init_info.host, init_info.port, rank, init_info.size, init_info.timeout
+        )
+
+    def start_weight_update(self) -> None:
+        """Open: the model takes checkpoint tensors until `finish_weight_update`."""
+        self.adapter: dict[str, torch.Tensor] = {}
+        if self.vllm_config.lora_config is None:
+            initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As in vLLM, but for a device that may have nothing to wait for (its own raises on a CPU)."""
+        self.receive_weights(self.parse_update_info(update_info))
+        synchronise(self.device)
+
+    def receive_weights(self, update_info: Arrival) -> None:
+        """Load one bucket. Unknown names and wrong shapes raise (the engine is then unusable)."""
+        tensors = list(self._tensors(update_info))
+        if self.vllm_config.lora_config is None:
+            self.model.load_weights(iter(tensors))
+        else:
+            self.adapter |= {f"base_model.model.{name}": tensor for name, tensor in tensors}
+
+    def finish_weight_update(self) -> None:
+        """Close: pack what the kernels want packed, the tied output layer included."""
+        if self.vllm_config.lora_config is None:
+            finalize_layerwise_reload(self.model, self.model_config)
+            self._repack_tied_head()
+
+    def shutdown(self) -> None:
+        """Leave the broadcast group."""
+        self._channel = None
+
+    def _tensors(self, arrival: Arrival) -> Iterator[tuple[str, torch.Tensor]]:
+        if arrival.bucket is not None:
+            yield from bucket_tensors(arrival.bucket)
+        elif arrival.shared is not None:
+            yield from shared_tensors(arrival.shared, self.device)
+        else:
+            for name, shape in zip(arrival.names, arrival.shapes, strict=True):
+                tensor = torch.empty(shape, dtype=getattr(torch, arrival.dtype), device=self.device)
+                self._channel.broadcast(tensor, 0).wait()
+                yield name, tensor
+
+    def _repack_tied_head(self) -> None:
+        head: Any = getattr(self.model, "lm_head", None)
+        embedding: Any = getattr(getattr(self.model, "model", None), "embed_tokens", None)
+        if hasattr(head, "cpu_linear") and embedding is not None and head.weight is embedding.weight:
+            head.quant_method.process_weights_after_loading(head)
+
+
+if UPDATE_BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(UPDATE_BACKEND, Arrivals)
+
+
 class WeightReceiver:
     """Methods that vLLM adds to its worker; called by name through `collective_rpc`."""
 
-    def begin_load(self) -> None:
-        """Open a weight update: the model takes checkpoint tensors until `finish_load`."""
-        self._adapter: dict[str, torch.Tensor] = {}
-        if self._with_adapter:
-            return
-        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
-            initialize_layerwise_reload(self._model)
+    def place_adapter(self) -> None:
+        """Put the adapter that has arrived into the slot that every request uses, in place of the one before.
 
-    def load_bucket(self, bucket: WeightBucket) -> int:
-        """Load some tensors; returns how many. Unknown names and wrong shapes raise (the engine is then unusable)."""
-        return self.load_tensors(list(bucket_tensors(bucket)))
-
-    def load_tensors(self, tensors: list[tuple[str, torch.Tensor]]) -> int:
-        """Load named tensors that already live in this process."""
-        if self._with_adapter:
-            self._adapter |= {f"base_model.model.{name}": tensor.clone() for name, tensor in tensors}
-            return len(tensors)
-        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
-            model: Any = self._model
-            model.load_weights(iter(tensors))
-        return len(tensors)
-
-    def finish_load(self) -> None:
-        """Close the weight update: pack what the kernels want packed, the tied output layer included."""
-        if self._with_adapter:
-            self._place_adapter()
-            return
-        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
-            finalize_layerwise_reload(self._model, self.model_config)  # type: ignore[attr-defined]
-            self._repack_tied_head()
-
-    def open_channel(self, host: str, port: int, rank: int, size: int, timeout: float) -> None:
-        """Join the broadcast group of a transport (rank 0 is the learner)."""
-        from datetime import timedelta
-
-        distributed: Any = torch.distributed  # its gloo classes carry no types
-        store = distributed.TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=timeout))
-        options = distributed.ProcessGroupGloo._Options()
-        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
-        options._timeout = timedelta(seconds=timeout)
-        self._channel: Any = distributed.ProcessGroupGloo(store, rank, size, options)
-
-    def receive_bucket(self, names: list[str], shapes: list[tuple[int, ...]], dtype: str) -> int:
-        """Receive tensors by broadcast from rank 0 and load them."""
-        tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape in shapes]
-        for tensor in tensors:
-            self._channel.broadcast(tensor, 0).wait()
-        return self.load_tensors(list(zip(names, tensors, strict=True)))
-
-    def close_channel(self) -> None:
-        """Leave the broadcast group."""
-        self._channel = None
+        After vLLM's `finish_weight_update`, which throws adapters out.
+        """
+        worker: Any = self
+        arrived = worker.weight_transfer_engine.adapter
+        ranks = {tensor.shape[0] for name, tensor in arrived.items() if name.endswith(".lora_A.weight")}
+        if len(ranks) != 1:
+            raise ValueError(f"an adapter of one rank was expected, got ranks {sorted(ranks)}")
+        rank = ranks.pop()
+        adapters = worker.model_runner.lora_manager._adapter_manager
+        mapper = getattr(adapters.model, "hf_to_vllm_mapper", None)
+        adapter = LoRAModel.from_lora_tensors(
+            ADAPTER_ID,
+            arrived,
+            PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),  # scaling 1: B carries it
+            device="cpu",
+            dtype=worker.vllm_config.lora_config.lora_dtype,
+            weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+        )
+        adapters.remove_adapter(ADAPTER_ID)
+        adapters.add_adapter(adapter)
+        adapters.activate_adapter(ADAPTER_ID)
+        self._slot = Slot(adapters.lora_index_to_id.index(ADAPTER_ID), rank)
+        worker.weight_transfer_engine.adapter = {}
 
     def read_back(self, columns: dict[str, np.ndarray[Any, Any]]) -> dict[str, str]:
         """Digest, for every tensor asked for, of what this engine computes with.
 
         `columns` is `Probe.columns`. A tensor that cannot be found is left out of the answer; the driver notices.
         """
-        held = self._held()
+        layers = Layers(
+            column=ColumnParallelLinear,
+            row=RowParallelLinear,
+            qkv=QKVParallelLinear,
+            embedding=VocabParallelEmbedding,
+            head=ParallelLMHead,
+            with_adapter=BaseLayerWithLoRA,
+            gather=tensor_model_parallel_all_gather,
+            add=tensor_model_parallel_all_reduce,
+            devices=get_tensor_model_parallel_world_size(),
+            place=get_tensor_model_parallel_rank(),
+        )
+        worker: Any = self
+        readers = held(worker.model_runner.get_model(), layers, getattr(self, "_slot", None))
         digests: dict[str, str] = {}
         for name, wanted in columns.items():
-            if name in held:
-                values = held[name](torch.from_numpy(np.array(wanted, dtype=np.int64)))
+            if name in readers:
+                values = readers[name](torch.from_numpy(np.array(wanted, dtype=np.int64)))
                 digests[name] = Probe.digest(values.detach().float().cpu().numpy())
         return digests
-
-    @property
-    def _with_adapter(self) -> bool:
-        return self.vllm_config.lora_config is not None  # type: ignore[attr-defined]
-
-    def _place_adapter(self) -> None:
-        """Put the collected adapter into the slot that every request uses, in place of the one before."""
-        ranks = {tensor.shape[0] for name, tensor in self._adapter.items() if name.endswith(".lora_A.weight")}
-        if len(ranks) != 1:
-            raise ValueError(f"an adapter of one rank was expected, got ranks {sorted(ranks)}")
-        self._rank = ranks.pop()
-        adapters: Any = self.model_runner.lora_manager._adapter_manager  # type: ignore[attr-defined]
-        mapper = getattr(adapters.model, "hf_to_vllm_mapper", None)
-        adapter = LoRAModel.from_lora_tensors(
-            ADAPTER_ID,
-            self._adapter,
-            PEFTHelper(r=self._rank, lora_alpha=self._rank, target_modules=[]),  # scaling 1: B carries it
-            device="cpu",
-            dtype=self.vllm_config.lora_config.lora_dtype,  # type: ignore[attr-defined]
-            weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
-        )
-        adapters.remove_adapter(ADAPTER_ID)
-        adapters.add_adapter(adapter)
-        adapters.activate_adapter(ADAPTER_ID)
-        self._slot = adapters.lora_index_to_id.index(ADAPTER_ID)
-        self._adapter = {}
-
-    @property
-    def _model(self) -> torch.nn.Module:
-        model: torch.nn.Module = self.model_runner.get_model()  # type: ignore[attr-defined]
-        return model
-
-    def _repack_tied_head(self) -> None:
-        head: Any = getattr(self._model, "lm_head", None)
-        embedding: Any = getattr(getattr(self._model, "model", None), "embed_tokens", None)
-        if hasattr(head, "cpu_linear") and embedding is not None and head.weight is embedding.weight:
-            head.quant_method.process_weights_after_loading(head)
-
-    def _held(self) -> dict[str, Any]:
-        """HF name -> function that reads columns of that tensor from the living model."""
-        fused = getattr(self._model, "packed_modules_mapping", {})
-        held: dict[str, Any] = {}
-        for full_path, module in self._model.named_modules():
-            path = full_path.removesuffix(".base_layer")  # what vLLM has wrapped to add an adapter
-            prefix, _, leaf = path.rpartition(".")
-            parts = [f"{prefix}.{part}" if prefix else part for part in fused.get(leaf, [leaf])]
-            if isinstance(module, BaseLayerWithLoRA):
-                if hasattr(module, "lora_b_stacked") and hasattr(module, "n_slices"):
-                    held |= self._held_adapter(module, parts)
-            elif isinstance(module, VocabParallelEmbedding | torch.nn.Embedding):
-                held[f"{path}.weight"] = _embedding_reader(module)
-            elif hasattr(module, "quant_method") and hasattr(module, "input_size"):
-                for index, part in enumerate(parts):
-                    held[f"{part}.weight"] = _linear_reader(module, index, len(parts))
-                    if getattr(module, "bias", None) is not None:
-                        held[f"{part}.bias"] = _bias_reader(module, index, len(parts))
-            else:
-                for name, parameter in module.named_parameters(recurse=False):
-                    held[f"{path}.{name}"] = _whole_reader(parameter)
-        return held
-
-    def _held_adapter(self, module: Any, parts: list[str]) -> dict[str, Any]:
-        """Readers of the adapter slot of one wrapped linear layer."""
-        found: dict[str, Any] = {}
-        for index, part in enumerate(parts):
-            # One checkpoint layer may fill several slices (a layer that is fused in the checkpoint already).
-            slices = [index] if len(parts) == module.n_slices else list(range(module.n_slices))
-            found[f"{part}.lora_A.weight"] = _adapter_a_reader(module, slices[0], self._slot, self._rank)
-            found[f"{part}.lora_B.weight"] = _adapter_b_reader(module, slices, self._slot, self._rank)
-        return found
-
-
-def _adapter_a_reader(module: Any, index: int, slot: int, rank: int) -> Any:
-    def read(columns: torch.Tensor) -> torch.Tensor:
-        held: torch.Tensor = module.lora_a_stacked[index][slot, 0, :rank]
-        if isinstance(module.base_layer, RowParallelLinear) and _shards(module) > 1:
-            held = tensor_model_parallel_all_gather(held.contiguous(), dim=1)
-        return held[:, columns.to(held.device)]
-
-    return read
-
-
-def _adapter_b_reader(module: Any, slices: list[int], slot: int, rank: int) -> Any:
-    def read(columns: torch.Tensor) -> torch.Tensor:
-        wanted = columns.to(module.lora_b_stacked[0].device)
-        held = [module.lora_b_stacked[index][slot, 0][:, :rank][:, wanted] for index in slices]
-        return torch.cat(
-            [_whole_rows(module.base_layer, rows, index) for index, rows in zip(slices, held, strict=True)]
-        )
-
-    return read
-
-
-def _whole_reader(parameter: torch.Tensor) -> Any:
-    return lambda columns: parameter.data if parameter.ndim == 1 else parameter.data[:, columns]
-
-
-def _embedding_reader(module: Any) -> Any:
-    """Embedding tables keep their rows; an output layer is read through the layer, since it may be packed."""
-
-    def read(columns: torch.Tensor) -> torch.Tensor:
-        rows = module.org_vocab_size if hasattr(module, "org_vocab_size") else module.num_embeddings
-        if isinstance(module, ParallelLMHead):
-            width = module.embedding_dim
-            values = module.quant_method.apply(module, _unit_rows(columns, width, module), bias=None).T
-        else:
-            values = module.weight.data[:, columns]
-        if get_tensor_model_parallel_world_size() > 1:
-            values = tensor_model_parallel_all_gather(values.contiguous(), dim=0)
-        whole: torch.Tensor = values[:rows]
-        return whole
-
-    return read
-
-
-def _linear_reader(module: Any, index: int, parts: int) -> Any:
-    """Column j of a (possibly packed, possibly fused) linear is its output for the j-th unit vector."""
-
-    def read(columns: torch.Tensor) -> torch.Tensor:
-        if isinstance(module, RowParallelLinear) and _shards(module) > 1:
-            width = module.input_size_per_partition
-            start = get_tensor_model_parallel_rank() * width
-            unit = _unit_rows(columns, module.input_size, module)[:, start : start + width].contiguous()
-            reduced: torch.Tensor = tensor_model_parallel_all_reduce(module.quant_method.apply(module, unit, bias=None))
-            return reduced.T
-        output = module.quant_method.apply(module, _unit_rows(columns, module.input_size, module), bias=None).T
-        return _fused_part(module, output, index, parts)
-
-    return read
-
-
-def _bias_reader(module: Any, index: int, parts: int) -> Any:
-    return lambda columns: _fused_part(module, module.bias.data, index, parts)
-
-
-def _fused_part(module: Any, rows: torch.Tensor, index: int, parts: int) -> torch.Tensor:
-    """Rows of one checkpoint tensor inside a fused one, whole again under tensor parallelism."""
-    shards = _shards(module) if isinstance(module, ColumnParallelLinear) else 1
-    sizes = [size // shards for size in getattr(module, "output_sizes", ())]
-    if parts > 1:
-        return _whole_rows(module, rows[sum(sizes[:index]) : sum(sizes[: index + 1])], index)
-    if shards > 1 and len(sizes) > 1:
-        # Fused in the checkpoint already: each device holds its share of every part, so they are joined part by part.
-        return torch.cat([_whole_rows(module, share, place) for place, share in enumerate(torch.split(rows, sizes))])
-    return _whole_rows(module, rows, 0)
-
-
-def _whole_rows(module: Any, rows: torch.Tensor, index: int) -> torch.Tensor:
-    """Rows of part `index` of a layer from all devices of a tensor-parallel engine."""
-    if _shards(module) == 1 or not isinstance(module, ColumnParallelLinear):
-        return rows
-    rows = tensor_model_parallel_all_gather(rows.contiguous(), dim=0)
-    if isinstance(module, QKVParallelLinear) and index > 0 and module.num_kv_head_replicas > 1:
-        heads = rows.reshape(-1, module.num_kv_head_replicas, module.head_size, *rows.shape[1:])
-        rows = heads[:, 0].reshape(-1, *rows.shape[1:])
-    return rows
-
-
-def _shards(module: Any) -> int:
-    """Over how many devices a layer is split (1 where a model switches that off for a layer)."""
-    return int(getattr(module, "tp_size", get_tensor_model_parallel_world_size()))
-
-
-def _unit_rows(columns: torch.Tensor, width: int, module: Any) -> torch.Tensor:
-    rows = torch.zeros(len(columns), width, dtype=_compute_dtype(module), device=_device(module))
-    rows[torch.arange(len(columns)), columns] = 1.0
-    return rows
-
-
-def _compute_dtype(module: Any) -> torch.dtype:
-    dtype: torch.dtype = getattr(module, "params_dtype", None) or module.weight.dtype
-    return dtype
-
-
-def _device(module: Any) -> torch.device:
-    device: torch.device = module.weight.device
-    return device

@@ -27,6 +27,28 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
+def choose(asked: str, placement: str) -> str:
+    """The transport `auto` means for a placement, or the one that was asked for; PlanError where it cannot work."""
+    best = {"cpu": "object_store", "colocated": "cuda_ipc", "separate": "broadcast"}[placement]
+    if asked == "auto":
+        return best
+    if asked == "cuda_ipc" and placement != "colocated":
+        raise PlanError(
+            f"--cluster.transport cuda_ipc needs engines and ranks on the same GPUs; the placement is {placement}.\n"
+            f"  Use --cluster.transport {best}."
+        )
+    if asked == "broadcast" and placement == "colocated":
+        raise PlanError(
+            "--cluster.transport broadcast with colocated engines and ranks: NCCL takes one process per GPU.\n"
+            "  Use --cluster.transport cuda_ipc."
+        )
+    if asked not in names():
+        raise PlanError(
+            f"--cluster.transport {asked}: there is no such transport. Choose one of: {', '.join(names())}."
+        )
+    return asked
+
+
 def make(name: str) -> Transport:
     """The transport of that name, from its own file."""
     if name not in names():

@@ -1,4 +1,4 @@
-"""Weights by broadcast in a process group of learner rank 0 and all engines (gloo)."""
+"""Weights by broadcast in a process group of learner rank 0 and all devices of all engines: NCCL on GPUs, else gloo."""
 
 from __future__ import annotations
 
@@ -22,10 +22,17 @@ class Broadcast:
             return
         self.close()
         host, port = fetch(learners[0].free_port.remote(), seconds, "finding a port for the weights")
-        size = 1 + len(engines)
+        devices = fetch_all(
+            {name: engine.devices.remote() for name, engine in engines.items()},
+            seconds,
+            "counting the engines' devices",
+        )
+        size = 1 + sum(devices.values())
         joining: dict[str, Any] = {"learner-0": learners[0].open_channel.remote(host, port, size, seconds)}
-        for rank, (name, engine) in enumerate(engines.items(), start=1):
+        rank = 1
+        for name, engine in engines.items():
             joining[name] = engine.open_channel.remote(host, port, rank, size, seconds)
+            rank += devices[name]
         fetch_all(joining, seconds, "opening the weights channel")
         self._members = dict(engines)
 

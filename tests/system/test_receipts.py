@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,9 @@ import torch
 
 from cluster.errors import BrokenPromise
 from cluster.weight_sync import compare, make_probe
+from learner import device
 from rollout.engine import Sampling
-from rollout.types import GroupRequest, Probe, Prompt, Receipt, WeightBucket
+from rollout.types import GroupRequest, Probe, Prompt, Receipt, SharedBucket, WeightBucket
 
 DEMO = Path(__file__).resolve().parents[2] / "rollout" / "tasks" / "demo"
 
@@ -24,9 +28,10 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    from rollout.engine import CPU_ENVIRONMENT, EngineSettings, RolloutEngine
+    from rollout.device import environment
+    from rollout.engine import EngineSettings, RolloutEngine
 
-    os.environ.update(CPU_ENVIRONMENT)
+    os.environ.update(environment("cpu"))
     settings = EngineSettings(
         model=str(DEMO), index=0, seed=1, dtype="float32", max_model_len=512, max_num_seqs=64, tensor_parallel=1,
         device="cpu", gpu_memory=0.5, kv_cache_gib=1.0, processed_logprobs=True,
@@ -86,14 +91,11 @@ def test_one_dropped_tensor_is_named(engine: Any, weights: dict[str, torch.Tenso
 def test_a_tied_output_layer_that_is_not_packed_again_is_noticed(
     engine: Any, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollout.weights import WeightReceiver
+    from rollout.weights import Arrivals
 
     sync(engine, weights)
     other = {name: tensor + 0.01 for name, tensor in weights.items()}
-    monkeypatch.setattr(WeightReceiver, "_repack_tied_head", lambda self: None)
-    # vLLM takes the methods over into its worker class when the engine starts.
-    worker = engine._llm.llm_engine.model_executor.driver_worker.worker
-    monkeypatch.setattr(type(worker), "_repack_tied_head", lambda self: None, raising=False)
+    monkeypatch.setattr(Arrivals, "_repack_tied_head", lambda self: None)
     with pytest.raises(BrokenPromise, match=r"different: lm_head\.weight\n"):
         sync(engine, other)
     monkeypatch.undo()
@@ -138,3 +140,61 @@ def test_one_response_alone_is_the_same_response(engine: Any, weights: dict[str,
     assert np.array_equal(single.token_ids, group.token_ids[start:end])
     assert np.array_equal(single.sampler_logprobs, group.sampler_logprobs[start:end])
     assert len({tuple(group.token_ids[a:b]) for a, b in pairwise(group.offsets)}) > 1, "all responses are the same"
+
+
+def promise(engine: Any, weights: dict[str, torch.Tensor], take: Callable[[], int]) -> int:
+    """A sync whose weights arrive by `take`; how many tensors came."""
+    probe = make_probe({n: tuple(t.shape) for n, t in weights.items()} | {"lm_head.weight": (128, 64)}, 5, "float32")
+    engine.begin_load()
+    taken = take()
+    compare(expected(weights, probe), {"engine-0": engine.finish_load(5, probe)}, 5)
+    return taken
+
+
+def test_weights_arrive_through_memory_that_another_process_could_own(
+    engine: Any, weights: dict[str, torch.Tensor]
+) -> None:
+    """The way of cuda_ipc, with host memory for the GPU's: the engine copies, the owner uses it again at once."""
+    cpu = torch.device("cpu")
+
+    def take() -> int:
+        taken = 0
+        for name, tensor in weights.items():
+            buffer = tensor.reshape(-1).clone()
+            handles = {device.identity(cpu): device.share(buffer)}
+            taken += engine.load_shared(SharedBucket((name,), (tuple(tensor.shape),), "float32", handles))
+            buffer.fill_(float("nan"))
+        return taken
+
+    assert promise(engine, weights, take) == len(weights)
+
+
+def test_no_rank_on_the_engine_s_device_is_said(engine: Any, weights: dict[str, torch.Tensor]) -> None:
+    engine.begin_load()
+    with pytest.raises(ValueError, match="no learner rank shares device cpu, only"):
+        engine.load_shared(SharedBucket(("model.norm.weight",), ((64,),), "float32", {"GPU-1234": b""}))
+    sync(engine, weights)
+
+
+def test_weights_arrive_by_broadcast(engine: Any, weights: dict[str, torch.Tensor]) -> None:
+    """The way of NCCL, with gloo: the learner is rank 0 and sends what it has announced."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    cpu = torch.device("cpu")
+    with ThreadPoolExecutor(1) as learner:
+        group = learner.submit(device.broadcast_group, cpu, "127.0.0.1", port, 2, 30.0)
+        engine.open_channel("127.0.0.1", port, 1, 2, 30.0)
+
+        def send() -> None:
+            for tensor in weights.values():
+                group.result().broadcast(tensor.contiguous(), 0).wait()
+
+        def take() -> int:
+            sending = learner.submit(send)
+            taken = int(engine.receive_bucket(list(weights), [tuple(t.shape) for t in weights.values()], "float32"))
+            sending.result()
+            return taken
+
+        assert promise(engine, weights, take) == len(weights)
+    engine.close_channel()
