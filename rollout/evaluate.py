@@ -178,6 +178,8 @@ class Evaluation:
             ).rstrip()
             for line in cells
         ]
+        if self.dropped:
+            lines.append(f"{self.dropped} prompts are left out: their grader failed.")
         return "\n".join(lines)
 
     def _cells(self, name: str, whole: Evaluation) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -18,20 +19,22 @@ from cluster.errors import DONE, PlanError
 from cluster.plan import make_plan, read_model_facts
 from cluster.private import private_ray
 from cluster.resources import local_resources
-from cluster.run.cli import apply_settings
+from cluster.run.cli import apply_settings, parse
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
+from cluster.run.saved_config import CONFIG
 from cluster.run.signals import handled
+from rollout.config import DataConfig
 
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Measure a model, or the trained model of a run."""
+    """Measure a model, or the trained model of a run; a run brings its prompts, columns, reward and lengths along."""
 
     model: Annotated[str, tyro.conf.Positional]
     """Model directory, hub id, `demo`, or a run directory."""
     prompts: str = "arithmetic"
-    """Prompts to answer; their held-out rows where the source has some."""
+    """Prompts to answer; their held-out rows where the source has some, for a run those that it has held out."""
     size: int = 512
     """Prompts used at most."""
     samples: int = 1
@@ -48,15 +51,19 @@ class EvalOptions:
     """Seed of the samples."""
     json: str = ""
     """Also write the numbers to this file."""
+    data: DataConfig = field(default_factory=DataConfig)
 
 
 def main(words: list[str]) -> int:
     """Evaluate; prints a table."""
     options = tyro.cli(EvalOptions, prog="launch.py eval", args=words)
+    run = _config_of(options.model)
+    if run is not None:
+        options = tyro.cli(EvalOptions, prog="launch.py eval", args=words, default=_as_in(run, options.model))
     if options.greedy and options.samples > 1:
         raise PlanError("--greedy gives the same response every time: leave --samples at 1, or sample.")
     config = apply_settings(
-        Config(quiet=True),
+        dataclasses.replace(run or Config(), run="", quiet=True, data=options.data),
         {
             "model": _model_of(options.model),
             "prompts": options.prompts,
@@ -67,11 +74,31 @@ def main(words: list[str]) -> int:
             "rollout.max_new_tokens": options.max_new_tokens,
         },
     )
-    table, numbers = _evaluate(config, 0.0 if options.greedy else options.temperature)
+    own = run is not None and bool(run.eval.every) and options.prompts == run.prompts
+    aside = run.eval.size if run is not None and own else 0
+    table, numbers = _evaluate(config, 0.0 if options.greedy else options.temperature, aside)
     sys.stdout.write(table + "\n")
     if options.json:
         Path(options.json).write_text(json.dumps(numbers, indent=2) + "\n")
     return DONE
+
+
+def _config_of(name: str) -> Config | None:
+    """The configuration of a run directory; None for a model."""
+    saved = Path(name) / CONFIG
+    return parse(["--config", str(saved)]) if saved.is_file() and (Path(name) / "metrics.jsonl").is_file() else None
+
+
+def _as_in(run: Config, name: str) -> EvalOptions:
+    """What a run was measured with while it was trained."""
+    return EvalOptions(
+        name,
+        prompts=run.eval.prompts or run.prompts,
+        size=run.eval.size,
+        max_new_tokens=run.rollout.max_new_tokens,
+        reward=run.reward_function,
+        data=run.data,
+    )
 
 
 def _model_of(name: str) -> str:
@@ -84,7 +111,7 @@ def _model_of(name: str) -> str:
     return name
 
 
-def _evaluate(config: Config, temperature: float) -> tuple[str, dict[str, float]]:
+def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict[str, float]]:
     resources = local_resources()
     plan = make_plan(config, resources, read_model_facts(config.model))
     pids: dict[str, int] = {}
@@ -102,7 +129,7 @@ def _evaluate(config: Config, temperature: float) -> tuple[str, dict[str, float]
         temp = private_ray("")
         from cluster.run.inputs import load_held_out
 
-        inputs = load_held_out(config, plan, place / "prepared")
+        inputs = load_held_out(config, plan, place / "prepared", aside)
         from cluster.scorer_pool import ScorerPool
         from cluster.start import System, start_ray
         from rollout.engine import Sampling
@@ -122,8 +149,13 @@ def _evaluate(config: Config, temperature: float) -> tuple[str, dict[str, float]
             GroupRequest(p, -1, 0, 0, config.eval.samples, group_seed(config.seed, -1, 0, p.row_id))
             for p in inputs.held_out
         ]
+        for note in inputs.notes:
+            sys.stderr.write(f"note       {note}\n")
         for groups in system.pool.generate(requests, sampling):
             for group in groups:
                 scorer.submit(group)
-        result = evaluate_groups(list(scorer.drain()), final_answer)
+        scored = list(scorer.drain())
+        if scored and all(group.errors for group in scored):
+            raise PlanError(f"Nothing could be graded: {scorer.last_error}")
+        result = evaluate_groups(scored, final_answer)
     return result.table(), result.metrics()

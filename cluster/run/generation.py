@@ -72,7 +72,7 @@ class Generation:
                 if scored.errors:
                     turn.drop(scored, "grader_error")
                     del open_slots[slot]
-                    self._check_grader(turn, requests)
+                    self._check_grader(f"round {turn.number}", turn.dropped_by_reason()["grader_error"], requests)
                     settled(scored.group.request.minibatch, False)
                 elif self.config.filter.dynamic_sampling and without_signal(self.config, scored):
                     turn.drop(scored, "no_signal")
@@ -103,7 +103,9 @@ class Generation:
             for p in prompts
         ]
         answered = self._stream(requests, self.sampling(temperature=1.0), "held-out", "")
-        return [scored for scored in answered if scored is not None]
+        groups = [scored for scored in answered if scored is not None]
+        self._check_grader("evaluation", sum(scored.errors for scored in groups), requests)
+        return groups
 
     def probe(self, prompts: Sequence[Prompt], version: int) -> list[Group]:
         """A few fresh tokens of every engine, sampled as in training; nothing is scored or trained."""
@@ -182,12 +184,11 @@ class Generation:
         seed = group_seed(self.config.seed, turn.number, occurrence, prompt.row_id)
         return GroupRequest(prompt, turn.number, occurrence, minibatch, self.plan.group_size, seed)
 
-    def _check_grader(self, turn: Round, requests: Sequence[GroupRequest]) -> None:
+    def _check_grader(self, where: str, failed: int, requests: Sequence[GroupRequest]) -> None:
         planned = sum(request.group_size for request in requests)
-        failed = turn.dropped_by_reason()["grader_error"]
         if failed > MAX_GRADER_ERRORS * planned:
             raise BrokenPromise(
-                f"round {turn.number}: the reward failed on {failed} of {planned} responses "
+                f"{where}: the reward failed on {failed} of {planned} responses "
                 f"(limit {MAX_GRADER_ERRORS:.0%}).\n  {self.scorer.last_error}\n"
                 f"  Try it alone: launch.py check-reward --reward {self.config.reward_function or 'NAME'}"
             )

@@ -80,8 +80,11 @@ def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
     return _inputs(config, plan, model, tokenizer, stream, (sets.train, sets.held_out))
 
 
-def load_held_out(config: Config, plan: Plan, prepared: Path) -> Inputs:
-    """As `load_inputs`, for an evaluation alone: the held-out rows of a source that has some, else all of it."""
+def load_held_out(config: Config, plan: Plan, prepared: Path, aside: int = 0) -> Inputs:
+    """As `load_inputs`, for an evaluation alone: the held-out rows of a source that has some, else all of it.
+
+    `aside`: how many rows a run has set aside from a source without any (0: there was no such run).
+    """
     model, tokenizer = _load_tokenizer(plan, prepared)
     found = load_prompts(
         config.prompts,
@@ -89,6 +92,7 @@ def load_held_out(config: Config, plan: Plan, prepared: Path) -> Inputs:
         tokenizer,
         seed=config.seed,
         split="eval",
+        held_out=aside,
         answer_required=not config.reward_function,
         verify_gold=verify_gold,
     )

@@ -158,6 +158,7 @@ def test_groups_with_a_grader_error_are_left_out_and_counted():
     assert (result.prompts, result.dropped) == (1, 1)
     assert (result.correctness, result.format, result.maj_at) == (0.5, 0.5, 0.5)
     assert result.metrics()["eval/dropped"] == 1
+    assert result.table().endswith("1 prompts are left out: their grader failed.")
 
 
 def test_a_response_that_was_cut_has_no_vote():
