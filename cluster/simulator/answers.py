@@ -41,7 +41,7 @@ def compare(model: Architecture, work: Work, cluster: Cluster, lengths: Lengths)
                 scenario = dataclasses.replace(scenario, engine=engine)
             played.append((split, simulate(scenario)))
         found += sorted(played, key=lambda pair: pair[1].round_seconds)[:1]
-    return sorted(found, key=lambda pair: pair[1].round_seconds)
+    return sorted(found, key=lambda pair: round(pair[1].round_seconds))
 
 
 def _promising(fitting: Sequence[tuple[float, Split]]) -> list[Split]:
