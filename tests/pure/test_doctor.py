@@ -184,6 +184,28 @@ def test_a_part_of_the_reward_that_is_always_zero_is_named() -> None:
     assert "format" in finding.cause
 
 
+@pytest.mark.parametrize(
+    ("key", "values", "said"),
+    [
+        ("reward__format", [0.0, 0.0], True),  # huggingface/trl#6966, huggingface/open-r1#560
+        ("reward__format", [0.0], False),
+        ("reward__format", [0.0, 0.01], False),
+        ("reward__brevity", [0.0, 0.0], True),
+        ("reward__brevity", [0.3, 0.2, 0.0, 0.0], False),
+        ("reward__brevity", [0.3, 0.2, 0.0, 0.0, 0.0, 0.0], True),
+        ("reward__brevity", [0.3, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0], False),
+        ("reward__overlong", [0.0, 0.0, 0.0], False),
+    ],
+)
+def test_a_part_that_pays_nobody_for_two_rounds_is_a_warning(key: str, values: list[float], said: bool) -> None:
+    n = len(values)
+    rows = rows_of(reward__total=np.full(n, 0.4), reward__correctness=np.full(n, 0.4), responses=64, **{key: values})
+    findings = [finding for finding in diagnose(rows) if finding.id == "reward-zero"]
+    assert [finding.severity for finding in findings] == ["warning"] * said
+    if said:
+        assert "rounds running" in findings[0].evidence[key.replace("__", "/")]
+
+
 def test_a_solved_task_without_spread_is_no_failure() -> None:
     rows = rows_of(
         reward__correctness=np.full(12, 0.99),

@@ -48,17 +48,20 @@ def _zero_since_start(view: RunView, rewards: Series, key: str) -> Sign | None:
 
 
 def _dead_part(view: RunView) -> Sign | None:
-    """One part of the reward that is 0 for every response although others are not."""
+    """One part of the reward that is 0 for every response of two rounds running, although others are not."""
     parts = sorted({key for row in view.rows[-3:] for key in row if key.startswith("reward/")})
     for key in parts:
-        if key in ("reward/total", "reward/std", "reward/correctness"):
-            continue
+        if key in ("reward/total", "reward/std", "reward/correctness", "reward/overlong"):
+            continue  # a punishment that nobody has earned is fine
         part = view.series(key)
-        if len(part) >= (25 if view.single else 3) and not np.any(part.values):
+        alive = np.flatnonzero(part.values)
+        silent = len(part) - (int(alive[-1]) + 1 if len(alive) else 0)
+        # Of a part that was paid before, two rounds without it may be chance.
+        if silent >= 2 and (not len(alive) or silent > 2 * (len(part) - len(alive) - silent) + 3):
             return Sign(
                 "warning",
-                int(part.rounds[0]),
-                {key: f"0 in all {len(part)} rounds"},
+                int(part.rounds[-silent]),
+                {key: f"0 for every response in {silent} rounds running"},
                 cause=f"The part {key.removeprefix('reward/')!r} of the reward is 0 for every response, so it teaches "
                 "nothing: it looks for something the responses cannot contain (a tag that is already in the prompt, a "
                 "wrong token) or that the prompt never asks for.",
