@@ -77,6 +77,15 @@ def local_resources() -> Resources:
     )
 
 
+def gpu_name() -> str:
+    """What the driver calls the first GPU of this machine; empty without one."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    listing = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+    return listing.stdout.splitlines()[0].strip() if listing.returncode == 0 and listing.stdout else ""
+
+
 def _count_gpus() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,9 +14,10 @@ from cluster.plan import Plan, make_plan, plan_text, read_model_facts
 from cluster.planner import capacity
 from cluster.planner.architecture import Architecture, read_architecture
 from cluster.planner.cpu import MEASURED
+from cluster.planner.devices import device_called
 from cluster.planner.split import Cluster
 from cluster.planner.work import Work
-from cluster.resources import Resources, local_resources
+from cluster.resources import Resources, gpu_name, local_resources
 from cluster.run import cli
 from cluster.run.config import Config
 from cluster.run.inputs import check_rows
@@ -52,6 +54,7 @@ def main(words: list[str]) -> int:
     config = cli.parse(rest, "launch.py plan")
     cluster = _cluster(options)
     resources = local_resources() if cluster is None else capacity.named_resources(cluster)
+    cluster = cluster or _local_cluster(config, resources, gpu_name)
     plan = make_plan(config, resources, read_model_facts(config.model))
     check_rows(config, plan)
     sys.stdout.write(plan_text(config, plan, resources) + "\n")
@@ -74,6 +77,14 @@ def _cluster(options: PlanOptions) -> Cluster | None:
     return capacity.named_cluster(options.gpu, options.gpus, options.gpus_per_node)
 
 
+def _local_cluster(config: Config, resources: Resources, name: Callable[[], str]) -> Cluster | None:
+    """The GPUs of this machine, when there are any in the table and the run may use them; `name` asks the driver."""
+    if not resources.gpus or config.cluster.placement == "cpu":
+        return None
+    device = device_called(name())
+    return None if device is None else Cluster(device, resources.gpus, resources.gpus)
+
+
 def _capacity(
     options: PlanOptions, config: Config, plan: Plan, resources: Resources, cluster: Cluster | None
 ) -> tuple[str, bool]:
@@ -83,7 +94,10 @@ def _capacity(
         return capacity.gpu_text(config, plan, model, work, cluster)
     if plan.device == "cpu":
         return capacity.cpu_text(config, plan, model, work, resources)
-    return "capacity   memory and time: name the GPUs, for example --gpu h100 --gpus 8", True
+    return (
+        "capacity   these GPUs are not in the table: name similar ones for memory and time, for example --gpu h100",
+        True,
+    )
 
 
 def _model_and_work(options: PlanOptions, config: Config, plan: Plan) -> tuple[Architecture, Work]:

@@ -18,7 +18,9 @@ from cluster.planner.search import best, closest, ways_to_fit
 from cluster.planner.split import Cluster, Split, estimate
 from cluster.planner.timing import Decoding, Pool
 from cluster.planner.work import Work
+from cluster.resources import Resources
 from cluster.run import planning
+from cluster.run.cli import parse
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
 QWEN_7B, LLAMA_70B, QWEN_SMALL = (str(MODELS / name) for name in ("qwen2.5-7b", "llama-3.1-70b", "qwen3-0.6b"))
@@ -340,3 +342,12 @@ def test_plan_of_experts_is_refused() -> None:
 def test_gpus_without_a_kind_are_refused() -> None:
     with pytest.raises(PlanError, match="Add --gpu"):
         planning.main(["--gpus", "16"])
+
+
+def test_the_gpus_of_this_machine_are_planned_for_when_they_are_in_the_table() -> None:
+    config, eight = parse([]), Resources(cpus=96, gpus=8, memory=1 << 40)
+    found = planning._local_cluster(config, eight, lambda: "NVIDIA H100 80GB HBM3")
+    assert found == Cluster(device_named("h100"), 8, 8)
+    assert planning._local_cluster(config, eight, lambda: "some other GPU") is None
+    assert planning._local_cluster(config, Resources(cpus=2, gpus=0, memory=1 << 34), lambda: "NVIDIA L4") is None
+    assert planning._local_cluster(parse(["--cluster.placement", "cpu"]), eight, lambda: "NVIDIA L4") is None
