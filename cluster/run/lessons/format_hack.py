@@ -62,23 +62,23 @@ LESSON = Lesson(
         "prompts": "arithmetic:carries",
         "rollouts": 256,
         "minibatches": 2,
-        "rounds": 16,
+        "rounds": 24,
         "reward.format_weight": 3.0,
-        "rollout.max_new_tokens": 18,
-        "eval.every": 4,
+        "rollout.max_new_tokens": 17,
+        "eval.every": 8,
         "eval.size": 160,
     },
     failing=Twin(
         title="format is worth 3, a right answer 1, and format is paid whatever the answer is",
         settings={"reward.conditional_format": False},
         judge=hacked,
-        why="Format is the easier part: at the start 8 responses in 100 have it and fewer than 1 in 100 is right (the "
-        "honest scratchpad takes 21 tokens and 18 are allowed, so the carry has to be done in the head). In a group "
-        "without a right answer the rewards differ by format alone, and dividing by their standard deviation makes it "
-        "as strong a push as correctness would be. Down-weighting does not help there: with --reward.format-weight "
-        "0.1 such a group has the very same advantages as with 3. Within a few rounds every response has the format "
-        "and looks like the others, right ones are hardly found any more, and the groups fall silent. The mean reward "
-        "has risen all along.",
+        why="A response may take 17 tokens here, and the honest scratchpad with its answer takes 21. A right answer "
+        "without a scratchpad fits, tags around a scratchpad cut short fit, but hardly both. At the start about 1 "
+        "response in 100 has the one and 1 in 100 the other. Most groups have no right answer: their rewards differ by "
+        "format alone, and dividing by the standard deviation makes it as strong a push as correctness would be. "
+        "Down-weighting does not change that: such a group has the very same advantages with --reward.format-weight "
+        "0.1 as with 3. So the policy collects the tags, right answers are no longer found, all responses earn the "
+        "same, and there is nothing left to learn from. The mean reward has risen all along.",
         findings=("format-hacked",),
     ),
     healthy=Twin(
