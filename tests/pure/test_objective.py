@@ -206,3 +206,16 @@ def test_autograd_agrees_with_finite_differences(objective):
         return objective_loss(objective, inputs, old, mask, advantages, old - 0.2, old + 0.1)[0]
 
     assert torch.autograd.gradcheck(value, (logprobs,), eps=1e-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["reinforce", "ppo", "book", "cispo"])
+def test_a_response_that_is_taken_out_moves_nothing_whatever_term_it_is_in(loss):
+    """huggingface/trl#4976: of two masks only one was emptied for responses that were cut."""
+    objective = Objective(loss=loss, kl="k3", kl_coef=0.3, correction="tis_token")
+    logprobs: Any = torch.tensor([[-0.5, -1.0], [-2.0, -0.1]], dtype=torch.float64).requires_grad_()
+    other = logprobs.detach() - torch.tensor([[0.1, 0.3], [-0.2, 0.4]])
+    given = (logprobs, other, torch.ones(2, 2), torch.tensor([1.0, -1.0]), other - 0.2, other + 0.1)
+    total, _ = objective_loss(objective, *given, counted=torch.tensor([True, False]))
+    total.backward()
+    assert logprobs.grad[1].tolist() == [0.0, 0.0]
+    assert logprobs.grad[0].abs().min() > 0

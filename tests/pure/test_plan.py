@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +16,10 @@ from cluster.plan import Plan, make_plan, plan_text, read_model_facts, split_rol
 from cluster.resources import Resources
 from cluster.run.cli import apply_settings, parse
 from cluster.run.config import Config
+from cluster.run.inputs import check_rows
 from learner.variants import PRESETS
+from rollout.problems import BadRows
+from rollout.tasks import DEMO_MODEL
 from rollout.types import UserError
 
 LAPTOP = Resources(cpus=2, gpus=0, memory=16 << 30)
@@ -67,6 +73,23 @@ def test_what_cannot_work_is_refused_with_what_to_type(words: list[str], said: l
         planned(*words)
     for part in said:
         assert part in str(refusal.value)
+
+
+def test_a_prompt_must_leave_room_for_a_response_in_the_model(tmp_path: Path) -> None:
+    """google/tunix#222: the model's length was compared with that of a response alone."""
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 60}))
+    prompts = tmp_path / "a.jsonl"
+    rows = [{"prompt": "1+" * n + "1=", "answer": str(n + 1)} for n in (1, 22, 13)]  # 4, 46 and 28 tokens
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--model", str(model), "--prompts", str(prompts), "--rollout.max-new-tokens", "16")
+    plan = planned(*words)
+    assert plan.max_prompt_tokens + plan.max_new_tokens == plan.max_model_len == 60
+    with pytest.raises(BadRows, match=r"a\.jsonl:2: 46 tokens; .* is 44") as caught:
+        check_rows(parse(list(words)), plan)
+    assert len(caught.value.problems) == 1
 
 
 @given(
