@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -14,30 +15,50 @@ import ray
 
 from cluster import faults
 from cluster.memory import resident
+from cluster.timeline import Span, Worker, around, work
 
 if TYPE_CHECKING:
     from learner.engine import LearnerSettings
     from learner.types import Batch, SavedFile, Vote
+    from learner.update import Update
     from rollout.engine import EngineSettings, Sampling
     from rollout.types import GroupRequest, Probe, Receipt, SharedBucket, WeightBucket
 
 
-class Shell:
+LEARNING = {"score": "forward", "backward": "backward", "step": "step"}
+ROUND = {"check_mismatch": "compare with the engines", "recompute_old": "old log-probs", "step": "minibatch"}
+"""Method of the learner engine, and of the update -> its span in a trace."""
+TRACED_TICK = 0.02
+"""Seconds between two looks at what an engine has finished, in a round that is traced."""
+
+
+class Shell(Worker):
     """What every actor has: its own log file, a pid, and the digest of the code it runs."""
 
-    def __init__(self, log: str) -> None:
+    def __init__(self, log: str, trace_round: int = 0) -> None:
         _log_to(log)
+        super().__init__(traced=trace_round > 0)
         self._marks = Path(log).parent
+        self._trace_round = trace_round
 
     def about(self) -> dict[str, Any]:
         """Where and what this process is."""
         from cluster.run.folder import code_digest
 
-        return {"pid": os.getpid(), "host": socket.gethostname(), "code": code_digest(Path(__file__).parents[1])}
+        code = code_digest(Path(__file__).parents[1])
+        return {"pid": os.getpid(), "host": socket.gethostname(), "gpu": _gpu(), "code": code}
 
-    def memory(self) -> int:
-        """Resident memory of this process in bytes."""
-        return resident()
+    def usage(self) -> tuple[int, float]:
+        """(resident memory in bytes, seconds at work since it began)."""
+        return resident(), self.busy
+
+    def clock(self) -> float:
+        """Monotonic seconds of this process."""
+        return time.monotonic()
+
+    def spans(self, begin: float, end: float) -> list[Span]:
+        """What it did in a stretch of its own clock (Timeline.between)."""
+        return self.timeline.between(begin, end)
 
     def free_port(self) -> tuple[str, int]:
         """This node's address and a port that is free on it now."""
@@ -51,8 +72,8 @@ class Shell:
 class RolloutActor(Shell):
     """A process with one rollout engine."""
 
-    def __init__(self, settings: EngineSettings, log: str) -> None:
-        super().__init__(log)
+    def __init__(self, settings: EngineSettings, log: str, trace_round: int = 0) -> None:
+        super().__init__(log, trace_round)
         from rollout.engine import RolloutEngine
 
         self._engine = RolloutEngine(settings)
@@ -61,19 +82,27 @@ class RolloutActor(Shell):
         """Answers once the engine is up."""
         return self.about()
 
+    @work("generate")
     def generate(self, requests: Sequence[GroupRequest], sampling: Sampling) -> Iterator[Any]:
         """RolloutEngine.generate, as a stream."""
         index, round_ = self._engine.settings.index, requests[0].round
         faults.reach("gen.before", index, round_, self._marks)
-        for groups, tokens in self._engine.generate(requests, sampling):
+        # Each group is to be seen when it ends: in the traced round, and in the evaluation after it.
+        traced = self.timeline.on and self._trace_round in (round_, self._engine.version)
+        ticks = {"tick": TRACED_TICK} if traced else {}
+        for groups, tokens in self._engine.generate(requests, sampling, **ticks):
+            for group in groups:
+                self.timeline.mark("group done", row=group.request.prompt.row_id, tokens=len(group.token_ids))
             if groups:
                 faults.reach("gen.mid", index, round_, self._marks)
             yield groups, tokens
 
+    @work("open sync")
     def begin_load(self) -> None:
         """RolloutEngine.begin_load."""
         self._engine.begin_load()
 
+    @work("load weights")
     def load_bucket(self, bucket: WeightBucket) -> int:
         """RolloutEngine.load_bucket."""
         return self._engine.load_bucket(bucket)
@@ -82,6 +111,7 @@ class RolloutActor(Shell):
         """RolloutEngine.load_shared."""
         return self._engine.load_shared(bucket)
 
+    @work("prove weights")
     def finish_load(self, version: int, probe: Probe) -> Receipt:
         """RolloutEngine.finish_load."""
         faults.reach("sync.recv", self._engine.settings.index, version, self._marks)
@@ -91,6 +121,7 @@ class RolloutActor(Shell):
         """RolloutEngine.open_channel."""
         self._engine.open_channel(host, port, rank, size, timeout)
 
+    @work("load weights")
     def receive_bucket(self, names: list[str], shapes: list[tuple[int, ...]], dtype: str) -> int:
         """RolloutEngine.receive_bucket."""
         return self._engine.receive_bucket(names, shapes, dtype)
@@ -116,8 +147,8 @@ class RolloutActor(Shell):
 class LearnerActor(Shell):
     """A process with one learner rank."""
 
-    def __init__(self, log: str) -> None:
-        super().__init__(log)
+    def __init__(self, log: str, trace_round: int = 0) -> None:
+        super().__init__(log, trace_round)
         self._reference: Any = None
 
     def load(self, settings: LearnerSettings, host: str, port: int) -> dict[str, Any]:
@@ -130,13 +161,35 @@ class LearnerActor(Shell):
             self._reference = Reference(self._engine)
         return self.about()
 
+    @work("update")
     def update(self, batch: Batch, first: bool) -> Iterator[Any]:
         """Train on a batch: a stream of minibatch counts that ends with the UpdateReport."""
         from learner.update import Update
 
         faults.arm_learner(self._engine, self._engine.settings.rank, batch.round, self._marks)
-        yield from Update(self._engine, self._reference, batch, first=first).run()
+        update = Update(self._engine, self._reference, batch, first=first)
+        with self._traced(update, batch.round):
+            yield from update.run()
 
+    @contextlib.contextmanager
+    def _traced(self, update: Update, round_: int) -> Iterator[None]:
+        """In the traced round, spans of every minibatch and of every pass through the model."""
+        with contextlib.ExitStack() as stack:
+            if round_ == self._trace_round:
+                parts = [(self._engine, LEARNING), (update, ROUND), (self._reference, {"score": "reference"})]
+                for owner, names in parts:
+                    if owner is not None:
+                        stack.enter_context(around(self.timeline, owner, names, self._settle))
+            yield
+
+    def _settle(self) -> None:
+        """Wait until the device has done what was asked of it."""
+        if self._engine.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._engine.device)
+
+    @work("compare with the engines")
     def check(self, batch: Batch) -> tuple[float, float]:
         """Update.check_mismatch on a batch that is not trained."""
         from learner.update import Update
@@ -149,6 +202,7 @@ class LearnerActor(Shell):
 
         return shapes(self._engine)
 
+    @work("send weights")
     def outgoing(self, dtype: str, bucket_bytes: int) -> Iterator[Any]:
         """The weights as buckets; ranks other than 0 take part in the gathering and send nothing."""
         from learner.weights import outgoing
@@ -163,6 +217,7 @@ class LearnerActor(Shell):
 
         self._sender = BroadcastSender(self._engine, host, port, size, timeout)
 
+    @work("send weights")
     def broadcast(self, dtype: str, bucket_bytes: int) -> Iterator[tuple[tuple[str, ...], list[tuple[int, ...]]]]:
         """Announce the names and shapes of each bucket (so that engines can start to receive), then broadcast it."""
         from learner.weights import outgoing_tensors
@@ -190,12 +245,14 @@ class LearnerActor(Shell):
         """LearnerEngine.unpark."""
         self._engine.unpark()
 
+    @work("prove weights")
     def digests(self, probe: Probe) -> dict[str, str]:
         """learner.weights.digests."""
         from learner.weights import digests
 
         return digests(self._engine, probe)
 
+    @work("checkpoint")
     def save(self, directory: str, round_: int) -> Vote:
         """learner.checkpoint.save."""
         from learner.checkpoint import save
@@ -217,15 +274,18 @@ class LearnerActor(Shell):
 
         return weights_sha256(self._engine)
 
+    @work("export")
     def export(self, directory: str) -> None:
         """Write the model in Hugging Face format (rank 0); the other ranks take part in the gathering."""
         from learner.weights import export
 
         export(self._engine, Path(directory))
 
-    def clock(self) -> float:
-        """Monotonic seconds of this process."""
-        return time.monotonic()
+
+def _gpu() -> str:
+    """What torch calls the device of this process; empty without one."""
+    torch = sys.modules.get("torch")
+    return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else ""
 
 
 def _log_to(path: str) -> None:

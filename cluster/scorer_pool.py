@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 
 from cluster.errors import RemoteFailure
 from cluster.scorer_lane import MATH, PATIENCE, START_SECONDS, Job, Lane
+from cluster.timeline import Timeline
 from rollout.config import RewardConfig
 from rollout.rewards.answers import gold_answer
 from rollout.rewards.custom import CORRECTNESS, TIMED_OUT, RewardInput, clean, split_spec
@@ -60,6 +61,7 @@ class _Open:
     parts: list[dict[str, float] | None]
     pending: int = 0
     timeouts: int = 0
+    began: float = field(default_factory=time.monotonic)
 
 
 class ScorerPool:
@@ -68,6 +70,8 @@ class ScorerPool:
     def __init__(self, config: RewardConfig, scoring: Scoring, log: Path | None = None) -> None:
         self.config, self.scoring = config, scoring
         self.counts = ScorerCounts()
+        self.timeline = Timeline(on=False)
+        """When each group was scored, for a trace."""
         self.last_error = ""
         self._log = log.open("ab") if log is not None else None
         self._lock = threading.Condition()
@@ -295,6 +299,9 @@ class ScorerPool:
         parts = self._arrays(opened) if opened.own else {}
         graded = Graded(outcomes, opened.timeouts, parts)
         self._done.append(score_group(opened.group, graded, self.scoring, self.config))
+        if self.timeline.on:
+            row = opened.group.request.prompt.row_id
+            self.timeline.add("score", opened.began, time.monotonic(), row=row, responses=len(outcomes))
         self.counts.responses += len(outcomes)
         self._unfinished -= 1
         self._lock.notify_all()

@@ -22,6 +22,7 @@ from cluster.plan import Plan
 from cluster.rollout_pool import RolloutPool
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
+from cluster.run.speed import Work
 from cluster.turns import Turns, memory_share
 from cluster.waiting import fetch, fetch_all
 from cluster.weight_sync import SyncReport, sync_weights
@@ -53,6 +54,8 @@ class System:
     """Actor name -> pid, on this machine; filled as actors start."""
     actors: list[Any] = field(default_factory=list)
     """Every actor that was started."""
+    abouts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Actor name -> where and what it is (Shell.about)."""
     turns: Turns = field(init=False)
     """Who uses a device that engines and ranks share."""
     moved_on: bool = False
@@ -100,11 +103,22 @@ class System:
         """Hand a shared device over to the ranks."""
         self.turns.to_ranks(self.learners.ranks, self.pool.engines)
 
-    def memory(self) -> dict[str, int]:
-        """Resident bytes by process, the driver included."""
-        calls = {name: engine.memory.remote() for name, engine in self.pool.engines.items()}
-        calls |= {f"learner-{rank}": actor.memory.remote() for rank, actor in enumerate(self.learners.ranks)}
-        return fetch_all(calls, 30.0, "asking for memory") | {"driver": resident()}
+    @property
+    def members(self) -> dict[str, Any]:
+        """Every engine and rank, by name."""
+        return self.pool.engines | {f"learner-{rank}": actor for rank, actor in enumerate(self.learners.ranks)}
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Where every engine and rank runs."""
+        return {name: str(self.abouts[name]["host"]) for name in self.members}
+
+    def usage(self) -> tuple[dict[str, int], Work]:
+        """Resident bytes by process, the driver included; and how long each has been at work."""
+        calls = {name: actor.usage.remote() for name, actor in self.members.items()}
+        used = fetch_all(calls, 30.0, "asking for memory and work")
+        memory = {name: each[0] for name, each in used.items()}
+        return memory | {"driver": resident()}, Work(time.monotonic(), {name: each[1] for name, each in used.items()})
 
     def close(self) -> None:
         """Stop everything; at the end no process of the run is left on this machine."""
@@ -163,6 +177,7 @@ class System:
                 f"{self.code}): another package named rollout, learner or cluster comes first on its path."
             )
         self.pids[name] = about["pid"]
+        self.abouts[name] = about
         (self.folder.path / "pids.txt").write_text("".join(f"{n} {pid}\n" for n, pid in sorted(self.pids.items())))
 
     def _engine_actor(self, name: str) -> Any:
@@ -220,7 +235,8 @@ class System:
         log = str(self.folder.logs / f"{name}.log")
         # Whatever libraries leave in the temporary directory goes when the run's own is removed.
         variables = environment if self.config.cluster.address else environment | {"TMPDIR": str(self.temp)}
-        actor = kind.options(runtime_env={"env_vars": variables}, **resources).remote(*settings, log)
+        arguments = (*settings, log, self.config.trace_round)
+        actor = kind.options(runtime_env={"env_vars": variables}, **resources).remote(*arguments)
         self.actors.append(actor)
         return actor
 

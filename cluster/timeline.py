@@ -69,6 +69,31 @@ class Timeline:
             self._spans.append(Span(name, began, self._clock(), detail))
 
 
+class Stopwatch:
+    """Adds up the time inside its context; a context inside another counts once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth = 0
+        self._began = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        if not self._depth:
+            self._began = time.monotonic()
+        self._depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.seconds += time.monotonic() - self._began
+
+    def take(self) -> float:
+        """Seconds since the last time it was asked; what is still inside counts the next time."""
+        taken, self.seconds = self.seconds, 0.0
+        return taken
+
+
 class Worker:
     """A process that says how long it was at work, and what it did: methods are marked with `work`."""
 

@@ -41,7 +41,10 @@ class Config:
     log_json: bool = False
     """Print one JSON object per event instead of the live view."""
     tracker: str = ""
-    """Also send metrics to: tensorboard, wandb, trackio, mlflow."""
+    """Also send metrics to tensorboard, wandb, trackio or mlflow, several with commas; NAME:offline stays on this
+    machine, NAME:trl writes the metric names that dashboards made for TRL expect."""
+    trace_round: int = 0
+    """Write what every process did in this round to RUN/trace-round-N.json, for ui.perfetto.dev (0: no trace)."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -280,7 +280,8 @@ METRICS: Final[tuple[MetricDoc, ...]] = (
         "Rises when many groups are left out for want of signal; falls: see time/old_logprobs and memory.",
     ),
     MetricDoc(
-        "time/tokens_per_s", "tokens/generated / time/round", "tokens per second", "steady", "Compare with `launch.py bench`.",
+        "time/tokens_per_s", "tokens/generated / time/round", "tokens per second", "steady",
+        "Compare with `launch.py bench`.",
     ),
     MetricDoc(
         "time/engines_idle", "mean over engines of the share of the time between two syncs in which none of its calls "

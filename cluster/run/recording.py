@@ -20,8 +20,10 @@ from cluster.run.journal import Journal
 from cluster.run.metrics import EventLog, MetricsLog
 from cluster.run.round import Round
 from cluster.run.rows import dropped_metrics, rollout_metrics, update_metrics, version_metrics
+from cluster.run.speed import Machine, tokens_per_second, utilisation
 from cluster.run.trackers import Trackers
 from cluster.start import System
+from cluster.timeline import Timeline
 from learner.types import joined
 
 MAX_SKIPPED_IN_A_ROW = 3
@@ -44,6 +46,9 @@ class Recording:
     events: EventLog
     trackers: Trackers
     commits: Commits
+    timeline: Timeline = field(default_factory=lambda: Timeline(on=False))
+    machine: Machine | None = None
+    """What utilisation is measured against, where that is known."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     _recorded: float = field(default_factory=time.monotonic)
@@ -67,23 +72,40 @@ class Recording:
                 "fleet/restarts": self.system.pool.restarts,
                 "grader/errors": turn.dropped_by_reason()["grader_error"],
                 "time/round": self._recorded - began,
+                "time/watch": self.console.watch.take(),
             }
         )
-        self._compact(turn)
+        turn.row |= self._speed(turn)
+        with self.timeline.span("groups to disk"):
+            self._compact(turn)
         self.write(turn.row)
         self._check_skipped()
         score = turn.row.get("eval/correctness")
-        if self.commits.after(turn.number, self.metrics.offset, turn.prompts, score):
+        with self.timeline.span("checkpoint"):
+            committed = self.commits.after(turn.number, self.metrics.offset, turn.prompts, score)
+        if committed:
             self.journal.retire(turn.number)
-        self._diagnose(turn.number)
-        for name in self.trackers.check(turn.number):
-            self.console.always(f"the tracker {name} has ended; the run goes on (see events.jsonl)")
+        with self.timeline.span("doctor"), self.console.watch:
+            self._diagnose(turn.number)
+            for name in self.trackers.check(turn.number):
+                self.console.always(f"the tracker {name} has ended; the run goes on (see events.jsonl)")
+
+    def _speed(self, turn: Round) -> dict[str, float]:
+        return tokens_per_second(turn.row) | utilisation(
+            turn.row,
+            self.machine,
+            turn.trained,
+            np.concatenate(turn.advantages),
+            reference=self.config.kl.kind != "none",
+            recomputed=self.plan.old_logprobs == "recompute",
+        )
 
     def write(self, row: dict[str, Any]) -> None:
         """One more row of metrics."""
-        self.metrics.append(row)
-        self.rows.append(row)
-        self.console.row(row)
+        with self.console.watch:
+            self.metrics.append(row)
+            self.rows.append(row)
+            self.console.row(row)
 
     def _check_skipped(self) -> None:
         flags = [step["skipped"] for row in self.rows[-4:] for step in row.get("steps", [])]
@@ -107,6 +129,6 @@ class Recording:
         self.findings.extend(fresh)  # all that was said: what comes and goes is said once
         for finding in fresh:
             self.events.append("finding", round=round_, finding=dataclasses.asdict(finding))
-            self.console.always(f"{finding.severity}: {finding.id} since round {finding.since_round}: {finding.cause}")
+            self.console.finding(finding)
         if self.config.doctor.stop_on == "critical" and any(finding.severity == "critical" for finding in fresh):
             raise DoctorStop(f"the doctor found something critical in round {round_}: {fresh[0].id}\n  {fresh[0].cure}")

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cluster.errors import PlanError
 from cluster.flops import generation_flops, scoring_flops
-from cluster.planner.architecture import Architecture
+from cluster.planner.architecture import Architecture, read_architecture
+from cluster.planner.devices import device_called
 from rollout.types import DoubleArray, ScoredGroup
 
 
@@ -31,12 +33,33 @@ class Machine:
 
     architecture: Architecture
     """Of the model."""
-    engines: float
-    """FLOPs per second that the devices of all engines have together."""
-    ranks: float
+    engines: float | None
+    """FLOPs per second that the devices of all engines have together; None where that is not known."""
+    ranks: float | None
     """... and those of all ranks."""
     step_passes: float
     """Forward passes that forward and backward together are worth: 3, or 2 where only an adapter is trained."""
+
+
+def known_machine(
+    model: str, gpus: Mapping[str, str], *, engine_dtype: str, learner_dtype: str, tensor_parallel: int, adapter: bool
+) -> Machine | None:
+    """The machine of a run, from what drivers call the GPUs of its processes; None where nothing is known of it.
+
+    The table of devices gives the peak of bfloat16 only.
+    """
+    peaks: dict[str, float | None] = {}
+    for kind, dtype, each in (("engine-", engine_dtype, tensor_parallel), ("learner-", learner_dtype, 1)):
+        devices = [device_called(gpu) for name, gpu in gpus.items() if name.startswith(kind)]
+        known = [device.flops * each for device in devices if device is not None]
+        peaks[kind] = sum(known) if known and len(known) == len(devices) and dtype == "bfloat16" else None
+    if not any(peaks.values()):
+        return None
+    try:
+        architecture = read_architecture(model)
+    except PlanError:
+        return None  # a model whose arithmetic is not known: no utilisation, and nothing else is missing
+    return Machine(architecture, peaks["engine-"], peaks["learner-"], 2.0 if adapter else 3.0)
 
 
 def idle_shares(before: Work | None, after: Work | None) -> dict[str, float]:
@@ -109,6 +132,6 @@ def utilisation(
         ("time/generate_mfu", made, row.get("time/generate"), machine.engines),
         ("time/learn_mfu", learned, row.get("time/learn"), machine.ranks),
     ):
-        if seconds:
+        if seconds and peak:
             shares[metric] = flops / (seconds * peak)
     return shares

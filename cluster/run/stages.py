@@ -18,6 +18,8 @@ from cluster.run.generation import Generation
 from cluster.run.lanes import Lanes
 from cluster.run.recording import Recording
 from cluster.run.round import Round
+from cluster.run.speed import Work, idle_shares
+from cluster.run.tracing import Tracer
 from cluster.schedule import Schedule, Task
 from cluster.start import System
 from cluster.waiting import ActorLost
@@ -40,10 +42,13 @@ class Run:
     recording: Recording
     held_out: Sequence[Prompt]
     tokenizer: Any
+    tracer: Tracer = field(default_factory=lambda: Tracer(0))
     amend: Callable[[list[ScoredGroup]], list[ScoredGroup]] = lambda groups: groups
     """Changes groups before they are trained (only a bench does)."""
     recorded: Callable[[Round], None] = lambda turn: None
     """Told of every round that was recorded."""
+    _work: Work | None = None
+    """How long each process had been at work at the sync before."""
     _lanes: Lanes = field(default_factory=Lanes)
     _turns: dict[int, Round] = field(default_factory=dict)
     """Rounds that were begun and are not recorded."""
@@ -57,10 +62,13 @@ class Run:
             task = self.schedule.next()
             if task is None:
                 for ended in self._lanes.advance():
+                    self.tracer.ended(ended)
                     self.schedule.done(ended)
                 continue
+            self.tracer.begun(task)
             yield task
             if task not in self._lanes:
+                self.tracer.ended(task)
                 self.schedule.done(task)
 
     def begin(self, task: Task, work: Iterator[object]) -> None:
@@ -83,7 +91,11 @@ class Run:
         self.console.phase("sync", round_=version)
         faults.reach("sync.send", 0, version)
         report = self.system.sync(version)
-        memory = {f"memory/{name}": size for name, size in self.system.memory().items()}
+        sizes, work = self.system.usage()
+        memory = {f"memory/{name}": size for name, size in sizes.items()} | idle_shares(self._work, work)
+        self._work = work
+        self.tracer.write()  # everybody is idle: nobody is kept from work by answering
+        self.tracer.align(version, self.system)
         return {"sync/seconds": report.seconds, "sync/receipt_ok": 1.0} | memory | self._compare(version)
 
     def _compare(self, version: int) -> dict[str, float]:
@@ -138,6 +150,7 @@ class Run:
     def record(self, turn: Round) -> None:
         """Commit the round, then look at its numbers."""
         self.recording.round(turn)
+        self.tracer.ask(turn.number, turn.started, self.system)
         del self._turns[turn.number]
         self.recorded(turn)
 
@@ -158,12 +171,14 @@ class Run:
         """Metrics of one evaluation."""
         began = time.monotonic()
         self.console.phase("evaluate", total=len(self.held_out))
-        groups = self.generation.held_out(self.held_out)
+        with self.tracer.driver.span("evaluate"):
+            groups = self.generation.held_out(self.held_out)
         self.recording.journal.keep_evaluation(round_, groups)
         return evaluate_groups(groups, final_answer).metrics() | {"time/eval": time.monotonic() - began}
 
     def finish(self) -> None:
         """Save the trained model in Hugging Face format, and say how the run went."""
+        self.tracer.close()
         self.console.phase("saving the model")
         self.system.learners.export(self.folder.model, 300.0)
         save_tokenizer(self.tokenizer, self.system.model, self.folder.model)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,16 +13,14 @@ from cluster.flops import generation_flops, scoring_flops
 from cluster.planner.architecture import architecture_of
 from cluster.planner.devices import DEVICES, device_called
 from cluster.run.metric_table import metric_doc
-from cluster.run.speed import Machine, Work, idle_shares, tokens_per_second, utilisation
+from cluster.run.speed import Machine, Work, idle_shares, known_machine, tokens_per_second, utilisation
 from tests.pure.scored_groups import scored_group
 
-SHAPE = architecture_of(
-    {
-        "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 20, "vocab_size": 50,
-    },
-    "here",
-)  # fmt: skip
+CONFIG = {
+    "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 20, "vocab_size": 50,
+}  # fmt: skip
+SHAPE = architecture_of(CONFIG, "here")
 MACHINE = Machine(SHAPE, engines=1e6, ranks=2e6, step_passes=3)
 ROW = {"time/generate": 2.0, "time/learn": 4.0, "time/round": 8.0, "tokens/generated": 100, "policy/tokens": 80}
 
@@ -53,6 +55,30 @@ def test_utilisation_counts_what_was_read_and_trained() -> None:
     assert plain == {"time/generate_mfu": made / 2e6, "time/learn_mfu": pytest.approx(3 * first / 8e6)}
     with_kl = utilisation(ROW, MACHINE, groups, advantages, reference=True, recomputed=True)
     assert with_kl["time/learn_mfu"] == pytest.approx((4 * both + (both - first)) / 8e6)
+
+
+def test_the_peak_is_that_of_all_devices_of_a_kind_in_bfloat16(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    gpus = {"engine-0": "NVIDIA H200", "engine-1": "NVIDIA H200", "learner-0": "NVIDIA L4"}
+
+    def machine(**given: Any) -> Machine | None:
+        usual: dict[str, Any] = {
+            "engine_dtype": "bfloat16",
+            "learner_dtype": "bfloat16",
+            "tensor_parallel": 2,
+            "adapter": False,
+        }
+        return known_machine(str(tmp_path), given.pop("gpus", gpus), **usual | given)
+
+    known = machine()
+    assert known is not None
+    assert (known.engines, known.ranks, known.step_passes) == (4 * 989.4e12, 121e12, 3)
+    assert machine(adapter=True).step_passes == 2  # type: ignore[union-attr]
+    assert machine(engine_dtype="float32").engines is None  # type: ignore[union-attr]
+    assert machine(gpus=gpus | {"learner-1": "another"}).ranks is None  # type: ignore[union-attr]
+    assert machine(gpus={"engine-0": "", "learner-0": ""}) is None
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "mamba"}))
+    assert machine() is None
 
 
 def test_where_the_peak_is_not_known_the_metric_is_absent() -> None:

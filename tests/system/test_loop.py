@@ -36,7 +36,8 @@ def living(run: Path) -> list[int]:
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run of the default path: two engines, two ranks, the demo."""
     run = tmp_path_factory.mktemp("runs") / "demo"
-    done = launch("--rollouts", 128, "--minibatches", 4, "--rounds", 2, "--eval.size", 64, "--run", run)
+    words = ("--rollouts", 128, "--minibatches", 4, "--rounds", 2, "--eval.size", 64, "--trace-round", 2)
+    done = launch(*words, "--run", run)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "held-out accuracy" in done.stdout
     return run
@@ -57,6 +58,44 @@ def test_every_round_has_a_row_and_the_first_is_before_any_update(demo_run: Path
 
 def test_engine_and_learner_agree_in_every_round(demo_run: Path) -> None:
     assert all(row["mismatch/max"] < 1e-4 for row in rows_of(demo_run)[1:])
+
+
+def test_what_everybody_did_in_a_round_is_in_its_trace(demo_run: Path) -> None:
+    events = json.loads((demo_run / "trace-round-2.json").read_text())["traceEvents"]
+    tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert list(tracks.values()) == ["driver", "engine-0", "engine-1", "scorer", "learner-0", "learner-1"]
+    seconds = rows_of(demo_run)[2]["time/round"]
+    done = {name: [event for event in events if tracks[event["pid"]] == name] for name in tracks.values()}
+
+    def spans(track: str, name: str) -> list[tuple[float, float]]:
+        found = [event for event in done[track] if event["name"] == name]
+        return [(event["ts"] / 1e6, (event["ts"] + event.get("dur", 0)) / 1e6) for event in found]
+
+    for name in ("generate", "train", "sync", "evaluate", "checkpoint", "doctor"):
+        assert len(spans("driver", name)) == 1, name
+    groups = [event for name in ("engine-0", "engine-1") for event in done[name] if event["name"] == "group done"]
+    assert len(groups) == 8 + 64
+    assert len(spans("scorer", "score")) == 8 + 64
+    for rank in ("learner-0", "learner-1"):
+        assert len(spans(rank, "minibatch")) == len(spans(rank, "step")) == 4
+        assert len(spans(rank, "old log-probs")) == 1
+        assert len(spans(rank, "backward")) >= 4
+        ((began, ended),) = spans(rank, "update")
+        (learning,) = spans("driver", "train")
+        # one clock: the driver sees the whole update, and the engines are done before it begins
+        assert learning[0] <= began < ended <= learning[1] + 0.1
+        assert max(until for _, until in spans("engine-0", "generate")[:1]) <= began
+    assert -0.1 <= min(event["ts"] for event in events if event.get("ph") == "X" and event["name"] == "generate") / 1e6
+    assert max(until for _, until in spans("driver", "doctor")) <= seconds + 5
+
+
+def test_idle_time_and_the_price_of_watching_are_told(demo_run: Path) -> None:
+    for row in rows_of(demo_run)[1:]:
+        assert 0 < row["time/engines_idle"] < 1
+        assert 0 < row["time/ranks_idle"] < 1
+        assert row["time/generate_tokens_per_s"] > 0
+        assert "time/learn_mfu" not in row  # nobody knows the peak of a CPU
+        assert row["time/watch"] < 0.5 * row["time/round"]
 
 
 def test_the_first_step_of_a_round_has_ratio_one(demo_run: Path) -> None:
