@@ -140,6 +140,12 @@ def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
     notes: list[str] = []
     group_size, prompts, minibatches = split_rollouts(config.rollouts, config.group_size, config.minibatches)
     _at_least("--rounds", config.rounds, 1)
+    _at_least("--trace-round", config.trace_round, 0)
+    if config.trace_round > config.rounds:
+        raise PlanError(
+            f"--trace-round {config.trace_round}: the run has {config.rounds} rounds.\n"
+            f"  Nearest: --trace-round {config.rounds}, or --rounds {config.trace_round}."
+        )
     _at_least("--learner.inner-updates", config.learner.inner_updates, 1)
     _check_sampling(config)
     _check_kl(config)
@@ -291,6 +297,8 @@ def _check_sampling(config: Config) -> None:
         raise PlanError(
             f"{' and '.join(unsound)}: tokens would be sampled from another distribution than the one the learner "
             f"scores, so the gradient is biased (it can drive the policy towards uniform).\n"
+            f"  To score over the kept tokens only, the engine would have to say which they were. vLLM does that in "
+            f"Triton code alone, which its build for CPUs has not, and rollearn does not use it (docs/variants.md).\n"
             f"  Leave it out, or add --rollout.allow-unscored-sampling to do it all the same."
         )
 
