@@ -15,6 +15,7 @@ from cluster.errors import BAD_REQUEST, DONE
 from cluster.plan import make_plan, read_model_facts
 from cluster.resources import local_resources
 from cluster.run.cli import parse
+from cluster.run.inert import inert
 from rollout.config import DataConfig, RewardConfig
 
 
@@ -48,7 +49,7 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="rollearn-check-") as place:
         inputs = load_inputs(config, plan, Path(place) / "prepared")
         check = check_reward(config.reward, inputs.scoring, inputs.in_order, options.rows, thorough=True)
-    sys.stdout.write(check.as_text() + "\n")
+    sys.stdout.write(inert(check.as_text()) + "\n")
     if options.json:
         findings = [dataclasses.asdict(finding) for finding in check.findings]
         Path(options.json).write_text(json.dumps(findings, indent=2, default=str) + "\n")

@@ -13,6 +13,7 @@ import tyro
 from cluster.errors import BAD_REQUEST, CRITICAL_FINDING, DONE, INTERRUPTED, PlanError, RollearnError, Stopped
 from cluster.run import cli
 from cluster.run.config import Config
+from cluster.run.inert import inert
 from learner.variants import PRESETS
 from rollout.types import UserError
 
@@ -157,8 +158,8 @@ def doctor(words: list[str]) -> int:
     log = read_log(options.log)
     findings, skipped = diagnose(log.rows), skipped_rules(log.rows)
     for note in log.notes:
-        sys.stdout.write(f"note: {note}\n")
-    sys.stdout.write(findings_as_text(findings, skipped) + "\n")
+        sys.stdout.write(inert(f"note: {note}\n"))
+    sys.stdout.write(inert(findings_as_text(findings, skipped)) + "\n")
     if options.json:
         Path(options.json).write_text(findings_as_json(findings, skipped))
     return CRITICAL_FINDING if options.fail_on == "critical" and worst_severity(findings) == "critical" else DONE
@@ -177,5 +178,5 @@ class PresetsOptions:
 
 
 def _say(text: object, code: int) -> int:
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(inert(f"{text}\n"))
     return code

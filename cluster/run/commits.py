@@ -39,7 +39,7 @@ BYTES_PER_PARAMETER = 16
 _PLANNED = ("device", "learner_dtype", "engine_dtype", "lr", "max_new_tokens", "schedule")
 CHANGES_NO_RESULT = frozenset(
     {
-        "rounds", "run", "quiet", "log_json", "tracker",
+        "rounds", "run", "quiet", "log_json", "tracker", "trace_round",
         "rollout.engines", "rollout.max_num_seqs", "rollout.gpu_memory", "rollout.kv_cache_gib",
         "learner.microbatch_tokens", "learner.gradient_checkpointing",
         "cluster.placement", "cluster.transport", "cluster.address", "cluster.heartbeat",

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from cluster.run.findings import Finding
+from cluster.run.inert import inert
 from cluster.run.status import status_lines
 from cluster.timeline import Stopwatch
 
@@ -69,14 +70,14 @@ class Console:
             if self.log_json:
                 self._json({"event": "line", "text": text})
             elif not self.quiet:
-                self._rich.print(Text(text))
+                self._rich.print(Text(inert(text)))
 
     def always(self, text: str) -> None:
         """A line that is shown even when quiet: summaries and findings."""
         if self.log_json:
             self._json({"event": "summary", "text": text})
         else:
-            self._rich.print(Text(text))
+            self._rich.print(Text(inert(text)))
 
     def finding(self, finding: Finding) -> None:
         """What the doctor has found; shown even when quiet, and in the live view from now on."""

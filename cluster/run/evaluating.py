@@ -22,6 +22,7 @@ from cluster.resources import local_resources
 from cluster.run.cli import apply_settings, parse
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
+from cluster.run.inert import inert
 from cluster.run.saved_config import CONFIG
 from cluster.run.signals import handled
 from rollout.config import DataConfig
@@ -77,7 +78,7 @@ def main(words: list[str]) -> int:
     own = run is not None and bool(run.eval.every) and options.prompts == run.prompts
     aside = run.eval.size if run is not None and own else 0
     table, numbers = _evaluate(config, 0.0 if options.greedy else options.temperature, aside)
-    sys.stdout.write(table + "\n")
+    sys.stdout.write(inert(table) + "\n")
     if options.json:
         Path(options.json).write_text(json.dumps(numbers, indent=2) + "\n")
     return DONE
@@ -150,7 +151,7 @@ def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict
             for p in inputs.held_out
         ]
         for note in inputs.notes:
-            sys.stderr.write(f"note       {note}\n")
+            sys.stderr.write(inert(f"note       {note}\n"))
         for groups in system.pool.generate(requests, sampling):
             for group in groups:
                 scorer.submit(group)

@@ -55,6 +55,8 @@ def test_rollouts_are_split_into_prompts_groups_and_minibatches(
         (["--rollouts", "1"], ["--rollouts 1", "at least 2"]),
         (["--group-size", "1"], ["a group of one has no advantage"]),
         (["--rounds", "0"], ["--rounds 0"]),
+        (["--trace-round", "5", "--rounds", "3"], ["--trace-round 5", "3 rounds", "--trace-round 3", "--rounds 5"]),
+        (["--trace-round", "-1"], ["--trace-round -1"]),
         (["--rollout.top-p", "0.9"], ["--rollout.top-p 0.9", "--rollout.allow-unscored-sampling"]),
         (["--rollout.temperature", "0"], ["needs samples"]),
         (["--kl.coef", "0.1"], ["--kl.coef", "--kl.kind"]),
