@@ -15,11 +15,12 @@ import pytest
 from cluster.run.metrics import MetricsLog
 from cluster.run.report import build_report
 from cluster.run.report.charts import CHARTS, charts_for
-from cluster.run.report.collect import RunRecord, read_runs
+from cluster.run.report.collect import RunRecord, limits_of, read_runs
 from cluster.run.report.columns import MAX_POINTS, run_columns, wilson
 from cluster.run.report.groups import FIELDS, choose_groups, choose_rounds, cut, index_round
 from cluster.run.report.page import as_json_block, report_data
 from cluster.run.saved_config import Difference, preset_differences, saved_settings
+from cluster.run.series import Limits
 from rollout.types import UserError
 from tests.pure.synthetic_run_folder import HOSTILE, metrics_row, write_run
 
@@ -283,3 +284,16 @@ def test_the_parts_of_the_page_travel_with_the_package():
         "groups.js",
         "page.js",
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "lag"),
+    [
+        ({"cluster.schedule": "phased", "cluster.max_lag": 3}, 0),
+        ({"cluster.schedule": "auto", "cluster.max_lag": 1}, 0),
+        ({"cluster.schedule": "async", "cluster.max_lag": 3}, 3),
+        ({}, Limits().max_lag),
+    ],
+)
+def test_the_doctor_of_the_report_allows_as_much_lag_as_the_schedule_did(settings, lag):
+    assert limits_of(settings).max_lag == lag

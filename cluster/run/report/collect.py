@@ -87,6 +87,8 @@ def _read_run(folder: Path, name: str) -> RunRecord:
 def limits_of(settings: Mapping[str, Any]) -> Limits:
     """What the configuration promises, for the doctor."""
     length, lag = settings.get("rollout.max_new_tokens"), settings.get("cluster.max_lag")
+    if settings.get("cluster.schedule", "async") != "async":
+        lag = 0  # the others allow none, whatever the option says
     return Limits(
         max_lag=lag if isinstance(lag, int) else Limits().max_lag,
         max_length=length if isinstance(length, int) else None,
