@@ -75,7 +75,7 @@ def _right_response(scoring: Scoring, prompt: Prompt) -> str | None:
     """What the user's module says a right response to this row looks like."""
     if not scoring.reward_function:
         return None
-    from rollout.rewards.custom import right_response_of
+    from rollout.rewards.loading import right_response_of
 
     make = right_response_of(scoring.reward_function)
     if make is None:

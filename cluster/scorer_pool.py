@@ -12,21 +12,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cluster.errors import RemoteFailure
+from cluster.open_group import OpenGroup
 from cluster.scorer_lane import MATH, PATIENCE, START_SECONDS, Job, Lane
 from cluster.timeline import Timeline
 from rollout.config import RewardConfig
 from rollout.rewards.answers import gold_answer
-from rollout.rewards.custom import CORRECTNESS, TIMED_OUT, RewardInput, clean, split_spec
-from rollout.scoring import RIGHT_FROM, Graded, Scoring, answer_mode, own_scorer, score_group, settle_group
-from rollout.types import DoubleArray, Group, ScoredGroup, UserError
+from rollout.rewards.custom import CORRECTNESS, TIMED_OUT
+from rollout.rewards.loading import split_spec
+from rollout.scoring import RIGHT_FROM, Graded, Scoring, own_scorer, score_group, settle_group
+from rollout.types import Group, ScoredGroup
 
 WORKERS = 2
 """Grading processes; they start only when an answer needs one."""
@@ -50,20 +50,6 @@ class ScorerCounts:
     """Responses whose grader failed."""
 
 
-@dataclass
-class _Open:
-    """A group that is being scored."""
-
-    group: Group
-    own: str
-    """The function that scores it instead of the built-in comparison, if any."""
-    outcomes: list[str | None]
-    parts: list[dict[str, float] | None]
-    pending: int = 0
-    timeouts: int = 0
-    began: float = field(default_factory=time.monotonic)
-
-
 class ScorerPool:
     """`submit` groups, take `ready` ones, `drain` the rest, `close`."""
 
@@ -81,11 +67,11 @@ class ScorerPool:
         self._failure: Exception | None = None
         self._closing = False
         self._verdicts: dict[tuple[str, str], str] = {}
-        self._asked: dict[tuple[str, str], list[tuple[_Open, int]]] = {}
+        self._asked: dict[tuple[str, str], list[tuple[OpenGroup, int]]] = {}
         self._part_names: dict[str, frozenset[str]] = {}
         self._largest = 1
         self._lanes: dict[str, Lane] = {}
-        self._waiting: dict[str, list[_Open]] = {}
+        self._waiting: dict[str, list[OpenGroup]] = {}
         self._selector = selectors.DefaultSelector()
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
@@ -100,7 +86,7 @@ class ScorerPool:
     def submit(self, group: Group) -> None:
         """Take a group; never waits. Its scores come out of `ready` or `drain`."""
         size = len(group.texts)
-        opened = _Open(group, own_scorer(group.request.prompt) or self._own, [None] * size, [None] * size)
+        opened = OpenGroup(group, own_scorer(group.request.prompt) or self._own, [None] * size, [None] * size)
         with self._lock:
             self._raise_failure()
             self._unfinished += 1
@@ -162,7 +148,7 @@ class ScorerPool:
 
     # Built-in correctness. Called with the lock held.
 
-    def _grade(self, opened: _Open) -> None:
+    def _grade(self, opened: OpenGroup) -> None:
         """Settle what the fast stages can, and ask about the rest; outcomes that are there already stay."""
         gold = gold_answer(opened.group.request.prompt.answer)
         for k, (answer, settled) in enumerate(settle_group(opened.group, self.scoring)):
@@ -175,7 +161,7 @@ class ScorerPool:
                 self._settle(opened, k, verdict)
         self._finish_if_complete(opened)
 
-    def _ask(self, opened: _Open, k: int, answer: str, gold: str) -> None:
+    def _ask(self, opened: OpenGroup, k: int, answer: str, gold: str) -> None:
         opened.pending += 1
         if (answer, gold) in self._asked:  # the same answer is being looked at for another response
             self._asked[answer, gold].append((opened, k))
@@ -186,7 +172,7 @@ class ScorerPool:
         job = Job({"answer": answer, "gold": gold}, row_id, seconds, partial(self._verdict, answer, gold))
         self._call(partial(self._enqueue, MATH, [job]))
 
-    def _settle(self, opened: _Open, k: int, verdict: str) -> None:
+    def _settle(self, opened: OpenGroup, k: int, verdict: str) -> None:
         """Write down a verdict: right, wrong, error, refused (too large to evaluate) or lost (deadline, memory)."""
         if verdict in ("refused", "lost"):
             opened.timeouts += 1
@@ -213,7 +199,7 @@ class ScorerPool:
 
     # Users' functions. In the pool's thread.
 
-    def _enter_lane(self, opened: _Open) -> None:
+    def _enter_lane(self, opened: OpenGroup) -> None:
         lane = self._lane(opened.own)
         if lane.style:
             self._enqueue(opened.own, list(self._jobs_of(lane, opened)))
@@ -222,7 +208,7 @@ class ScorerPool:
             if not lane.pids:
                 lane.start()
 
-    def _jobs_of(self, lane: Lane, opened: _Open) -> Iterator[Job]:
+    def _jobs_of(self, lane: Lane, opened: OpenGroup) -> Iterator[Job]:
         size = len(opened.group.texts)
         one_by_one = lane.style == "response" and not lane.is_async
         seconds = self.config.deadline * (1 if lane.style == "response" else size)
@@ -231,26 +217,10 @@ class ScorerPool:
         opened.pending = len(pieces)
         for ks in pieces:
             done = partial(self._values, opened, ks, one_by_one)
-            item = {"group": self._input(opened.group, ks)}
+            item = {"group": opened.input(ks, self.scoring)}
             yield Job(item, opened.group.request.prompt.row_id, seconds, done)
 
-    def _input(self, group: Group, ks: range) -> RewardInput:
-        prompt, offsets = group.request.prompt, group.offsets
-        return RewardInput(
-            prompt=prompt.text,
-            answer=prompt.answer,
-            row_id=prompt.row_id,
-            domain=prompt.domain,
-            columns=dict(prompt.columns),
-            responses=clean([group.texts[k] for k in ks]),
-            token_ids=[group.token_ids[offsets[k] : offsets[k + 1]].tolist() for k in ks],
-            finished=[bool(group.finished[k]) for k in ks],
-            answer_mode=answer_mode(prompt),
-            thinking=self.scoring.starts_thinking(prompt),
-            first=ks.start,
-        )
-
-    def _values(self, opened: _Open, ks: range, single: bool, reply: dict[str, Any]) -> None:
+    def _values(self, opened: OpenGroup, ks: range, single: bool, reply: dict[str, Any]) -> None:
         """A user's function has answered, or has not, about some responses of a group."""
         where = f"row {opened.group.request.prompt.row_id}" + (f", response {ks.start}" if single else "")
         # One answer that ran into its deadline is wrong. A whole group that did names no answer: the function failed.
@@ -267,9 +237,11 @@ class ScorerPool:
             if opened.pending == 0:
                 self._after_own(opened)
 
-    def _after_own(self, opened: _Open) -> None:
+    def _after_own(self, opened: OpenGroup) -> None:
         """All values of a group are there: verdicts from its `correctness`, or else from the built-in comparison."""
-        names = self._names(opened)
+        names = opened.names(self._part_names.get(opened.own))
+        if names:
+            self._part_names[opened.own] = names
         if names and CORRECTNESS not in names:
             self._grade(opened)
             return
@@ -278,25 +250,11 @@ class ScorerPool:
                 self._settle(opened, k, "right" if parts[CORRECTNESS] >= RIGHT_FROM else "wrong")
         self._finish_if_complete(opened)
 
-    def _names(self, opened: _Open) -> frozenset[str]:
-        """Names of the parts: the same ones from the first response of the run to the last."""
-        for k, parts in enumerate(opened.parts):
-            if parts is None:
-                continue
-            known = self._part_names.setdefault(opened.own, frozenset(parts))
-            if known != frozenset(parts):
-                raise UserError(
-                    f"--reward {opened.own}, row {opened.group.request.prompt.row_id}, response {k}: gave the parts "
-                    f"{', '.join(sorted(parts))}; earlier ones were {', '.join(sorted(known))}.\n"
-                    f"  Give every part for every response, 0.0 where it does not apply."
-                )
-        return self._part_names.get(opened.own, frozenset())
-
-    def _finish_if_complete(self, opened: _Open) -> None:
+    def _finish_if_complete(self, opened: OpenGroup) -> None:
         if opened.pending or None in opened.outcomes:
             return
         outcomes = tuple(str(outcome) for outcome in opened.outcomes)
-        parts = self._arrays(opened) if opened.own else {}
+        parts = opened.arrays(self._part_names.get(opened.own, ())) if opened.own else {}
         graded = Graded(outcomes, opened.timeouts, parts)
         self._done.append(score_group(opened.group, graded, self.scoring, self.config))
         if self.timeline.on:
@@ -305,16 +263,6 @@ class ScorerPool:
         self.counts.responses += len(outcomes)
         self._unfinished -= 1
         self._lock.notify_all()
-
-    def _arrays(self, opened: _Open) -> dict[str, DoubleArray]:
-        """The user's parts as arrays: NaN where the function failed, 0 where an answer ran into its deadline."""
-        values: dict[str, DoubleArray] = {}
-        for name in sorted(self._part_names.get(opened.own, ())):
-            array = np.zeros(len(opened.parts), dtype=np.float64)
-            for k, parts in enumerate(opened.parts):
-                array[k] = parts[name] if parts is not None else np.nan if opened.outcomes[k] == "error" else 0.0
-            values[name] = array
-        return values
 
     # The thread.
 

@@ -78,7 +78,7 @@ def _serve_user() -> int:
     try:
         _limit(resource.RLIMIT_DATA, setup["memory"] * 2**20)
         _limit(resource.RLIMIT_CORE, 0)
-        from rollout.rewards.custom import load
+        from rollout.rewards.loading import load
 
         function = load(setup["spec"])
     except UserError as problem:

@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.config import RewardConfig
-from rollout.rewards.custom import (
-    TIMED_OUT,
-    Completion,
-    RewardInput,
-    load,
-    read_signature,
-    right_response_of,
-    split_spec,
-)
+from rollout.rewards.custom import TIMED_OUT, Completion, RewardInput
+from rollout.rewards.loading import load, read_signature, right_response_of, split_spec
 from rollout.rewards.selftest import gold_problem, judge, payments, probe_group, probes, verify_gold
 from rollout.scoring import Graded, score_group, settle_group
 from rollout.types import UserError
