@@ -77,18 +77,21 @@ def rows_with_signal(batch: Batch) -> BoolArray:
     return moving
 
 
-def plan_microbatches(rows: Rows, lengths: npt.NDArray[np.integer], rank: int, ranks: int, budget: int) -> list[Rows]:
-    """The microbatches of one rank: rows sorted by length, at most `budget` padded tokens each.
+def plan_microbatches(
+    rows: Rows, lengths: npt.NDArray[np.integer], rank: int, ranks: int, budget: int, *, packed: bool = False
+) -> list[Rows]:
+    """The microbatches of one rank: rows sorted by length, at most `budget` tokens each, padding included.
 
     `lengths` is (B,) prompt plus response of every row of the batch. Every rank gets the same number of microbatches
     (empty ones at the end where it has fewer rows), because ZeRO 2 and 3 communicate in each backward pass; and at
     least one, so that a minibatch without signal still makes a step with a gradient of zero, as it would if all of it
     had been computed.
-    A row longer than the budget gets a microbatch of its own.
+    A row longer than the budget gets a microbatch of its own. `packed`: there will be no padding (pack_rows).
     """
     order = rows[np.argsort(-lengths[rows], kind="stable")]
     shares = [order[first::ranks] for first in range(ranks)]
-    plans = [_fill(share, lengths, budget) for share in shares]
+    fill = _fill_packed if packed else _fill
+    plans = [fill(share, lengths, budget) for share in shares]
     most = max(1, *(len(plan) for plan in plans))
     return plans[rank] + [np.empty(0, dtype=np.int64)] * (most - len(plans[rank]))
 
@@ -103,26 +106,40 @@ def _fill(share: Rows, lengths: npt.NDArray[np.integer], budget: int) -> list[Ro
     return plan
 
 
+def _fill_packed(share: Rows, lengths: npt.NDArray[np.integer], budget: int) -> list[Rows]:
+    """Cut rows into runs whose tokens together stay within the budget."""
+    plan: list[Rows] = []
+    start = 0
+    while start < len(share):
+        reached = np.cumsum(lengths[share[start:]])
+        count = max(1, int(np.searchsorted(reached, budget, side="right")))
+        plan.append(share[start : start + count])
+        start += count
+    return plan
+
+
 @dataclass(frozen=True, slots=True)
-class Padded:
-    """Some rows, padded on the right (harmless for causal models, and needs no attention mask)."""
+class LaidOut:
+    """Some rows as the model takes them: padded on the right, or packed into one (pack_rows)."""
 
     rows: Rows
     """(b,) which rows of the batch."""
     input_ids: npt.NDArray[np.int64]
-    """(b, L)."""
+    """(b, L); packed (1, N)."""
     positions: npt.NDArray[np.int64]
-    """(n,) flat index into (b * L) of the position that predicts each response token, row by row."""
+    """(n,) flat index into `input_ids` of the position that predicts each response token, row by row."""
     targets: npt.NDArray[np.int64]
     """(n,) the response tokens."""
     response_mask: BoolArray
     """(b, T) True on response tokens."""
     flat: npt.NDArray[np.int64]
     """(n,) index of each response token in the flat arrays of the batch."""
+    position_ids: npt.NDArray[np.int64] | None = None
+    """(1, N) place of each token in its own row, where rows are packed: this is what keeps them apart."""
 
 
-def pad_rows(batch: Batch, rows: Rows) -> Padded:
-    """Lay out rows for the model."""
+def pad_rows(batch: Batch, rows: Rows) -> LaidOut:
+    """Rows below one another, padded on the right (harmless for causal models, and needs no attention mask)."""
     prompts = batch.prompt_lengths[rows].astype(np.int64)
     responses = batch.response_lengths[rows].astype(np.int64)
     lengths = prompts + responses
@@ -132,13 +149,35 @@ def pad_rows(batch: Batch, rows: Rows) -> Padded:
     input_ids[filled] = batch.token_ids[_ranges(batch.row_offsets[rows], lengths)]
     starts = np.arange(len(rows)) * width + prompts - 1
     positions = _ranges(starts, responses)
-    return Padded(
+    return LaidOut(
         rows=rows,
         input_ids=input_ids,
         positions=positions,
         targets=input_ids.reshape(-1)[positions + 1],
         response_mask=np.arange(reach) < responses[:, None],
         flat=_ranges(batch.response_offsets[rows], responses),
+    )
+
+
+def pack_rows(batch: Batch, rows: Rows) -> LaidOut:
+    """Rows end to end without padding; the attention must keep them apart by their position ids.
+
+    transformers does that with every attention; only kernels for ragged batches (flash attention) gain by it.
+    """
+    prompts = batch.prompt_lengths[rows].astype(np.int64)
+    responses = batch.response_lengths[rows].astype(np.int64)
+    lengths = prompts + responses
+    starts = np.cumsum(lengths) - lengths
+    input_ids = batch.token_ids[_ranges(batch.row_offsets[rows], lengths)].astype(np.int64)
+    positions = _ranges(starts + prompts - 1, responses)
+    return LaidOut(
+        rows=rows,
+        input_ids=input_ids[None],
+        positions=positions,
+        targets=input_ids[positions + 1],
+        response_mask=np.arange(int(responses.max())) < responses[:, None],
+        flat=_ranges(batch.response_offsets[rows], responses),
+        position_ids=_ranges(np.zeros_like(lengths), lengths)[None],
     )
 
 

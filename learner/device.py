@@ -38,6 +38,20 @@ def collectives(device: str) -> str:
     return "nccl" if device == "cuda" else "gloo"
 
 
+def attention(device: str, dtype: str) -> str:
+    """transformers' name of the attention to use: flash attention where it is installed and can be, else torch's own.
+
+    Only flash attention takes ragged batches without padding, and it computes in 16 bits.
+    """
+    if device == "cpu" or dtype == "float32":
+        return "sdpa"
+    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+    if is_flash_attn_3_available():
+        return "flash_attention_3"
+    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+
+
 def can_pin(device: str) -> bool:
     """Whether host memory can be pinned for faster copies to the device."""
     return device == "cuda"

@@ -85,7 +85,9 @@ class LearnerEngine:
         self.steps_done = 0
         torch.manual_seed(settings.seed)
         deepspeed = _join(settings, host, port)
-        model = load_model(settings.model, settings.dtype)
+        self.attention = device.attention(settings.device, settings.dtype)
+        model = load_model(settings.model, settings.dtype, self.attention)
+        self.packs = self.attention != "sdpa" and can_be_packed(model)
         if settings.lora_rank:
             insert_adapter(model, settings.lora_rank, settings.lora_alpha)
         self.policy = PolicyModel(model)
@@ -110,7 +112,11 @@ class LearnerEngine:
     def score(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the targets, with gradient where it is enabled (PolicyModel.forward)."""
         result: tuple[torch.Tensor, torch.Tensor] = self.deepspeed(
-            tensors["input_ids"], tensors["positions"], tensors["targets"], self.settings.score_temperature
+            tensors["input_ids"],
+            tensors["positions"],
+            tensors["targets"],
+            self.settings.score_temperature,
+            tensors.get("position_ids"),
         )
         return result
 
@@ -206,16 +212,23 @@ class LearnerEngine:
         self._norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), limit, error_if_nonfinite=True)
 
 
-def load_model(directory: str, dtype: str) -> Any:
-    """A transformers causal LM, on the CPU; no code of the model directory is run."""
+def load_model(directory: str, dtype: str, attention: str = "sdpa") -> Any:
+    """A transformers causal LM, on the CPU; no code of the model directory is run. `attention`: transformers' name."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=getattr(torch, dtype), attn_implementation="sdpa", trust_remote_code=False
+        directory, dtype=getattr(torch, dtype), attn_implementation=attention, trust_remote_code=False
     )
     model.config.use_cache = False
     model.train()
     return model
+
+
+def can_be_packed(model: Any) -> bool:
+    """Whether rows laid end to end stay apart: in attention they do, in recurrent layers a state runs on."""
+    kinds = getattr(model.config, "layer_types", None) or ()
+    recurrent = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention", "chunked_attention")]
+    return not recurrent and not getattr(model, "_is_stateful", False)
 
 
 def deepspeed_config(settings: LearnerSettings) -> dict[str, Any]:

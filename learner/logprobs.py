@@ -24,14 +24,21 @@ class PolicyModel(torch.nn.Module):
         )
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, temperature: float
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        position_ids: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-prob of every target and entropy (detached) of the distribution it was drawn from.
 
         `input_ids` (b, L) padded on the right; `positions` (n,) flat indices into b * L of the predicting positions;
-        `targets` (n,). Both results are (n,) float32, at `temperature`.
+        `targets` (n,). Both results are (n,) float32, at `temperature`. With `position_ids` (1, N) the rows are packed
+        into one, and transformers keeps them apart where a position id does not follow the one before it.
         """
-        hidden = self.hf.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        packed = {} if position_ids is None else {"position_ids": position_ids}
+        hidden = self.hf.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
         picked = hidden.reshape(-1, hidden.shape[-1])[positions]
         step = max(1, CHUNK_CELLS // self.hf.config.vocab_size)
         if len(picked) <= step:
@@ -46,7 +53,8 @@ class PolicyModel(torch.nn.Module):
     def _score(
         self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.hf.get_output_embeddings()(hidden).float() * self._scale
+        logits = self.hf.get_output_embeddings()(hidden)
+        logits = (logits if logits.dtype == torch.float64 else logits.float()) * self._scale
         if self._softcap:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         distribution = torch.log_softmax(logits / temperature, dim=-1)

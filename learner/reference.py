@@ -22,7 +22,9 @@ class Reference:
         self.model: PolicyModel | None = None
         self.refreshed_at = 0
         if not engine.settings.lora_rank:
-            self.model = PolicyModel(load_model(engine.settings.model, engine.settings.dtype)).to(engine.device)
+            self.model = PolicyModel(load_model(engine.settings.model, engine.settings.dtype, engine.attention)).to(
+                engine.device
+            )
             self.model.eval().requires_grad_(False)
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from learner.aggregate import Denominators
-from learner.batching import Padded, Rows, pad_rows, plan_microbatches, rows_with_signal
+from learner.batching import LaidOut, Rows, pack_rows, pad_rows, plan_microbatches, rows_with_signal
 from learner.engine import LearnerEngine
 from learner.objective import Partial, finish_metrics, merge_partials, objective_terms, pack_partial, unpack_partial
 from learner.reference import Reference
@@ -72,7 +72,7 @@ class Update:
         rows = np.linspace(0, self.batch.size - 1, count).astype(np.int64)[settings.rank :: settings.ranks]
         if not len(rows):
             rows = np.zeros(1, dtype=np.int64)
-        padded = pad_rows(self.batch, rows)
+        padded = self._lay_out(rows)
         with torch.no_grad():
             logprobs, _ = self.engine.score(self._tensors(padded))
         gap = (logprobs.cpu().double() - torch.from_numpy(self.batch.sampler_logprobs[padded.flat]).double()).abs()
@@ -94,7 +94,7 @@ class Update:
         for minibatch in self.minibatches[1:]:
             for rows in self._plan(minibatch):
                 if len(rows) or self.engine.settings.zero_stage == 3:
-                    padded = pad_rows(self.batch, rows if len(rows) else np.zeros(1, dtype=np.int64))
+                    padded = self._lay_out(rows if len(rows) else np.zeros(1, dtype=np.int64))
                     with torch.no_grad():
                         logprobs, _ = self.engine.score(self._tensors(padded))
                     if len(rows):
@@ -130,7 +130,14 @@ class Update:
     def _plan(self, minibatch: int) -> list[Rows]:
         rows = np.flatnonzero((self.batch.minibatches == minibatch) & self._signal)
         settings = self.engine.settings
-        return plan_microbatches(rows, self._lengths, settings.rank, settings.ranks, settings.microbatch_tokens)
+        return plan_microbatches(
+            rows,
+            self._lengths,
+            settings.rank,
+            settings.ranks,
+            settings.microbatch_tokens,
+            packed=self.engine.packs,
+        )
 
     def _denominators(self, minibatch: int) -> Denominators:
         """Counts of the whole minibatch, every rank and microbatch, groups without signal included."""
@@ -141,7 +148,7 @@ class Update:
     def _terms(self, rows: Rows, denominators: Denominators, first: bool) -> tuple[torch.Tensor, Partial]:
         """Loss of one microbatch. Without rows: a zero that still goes through the model, for ZeRO's collectives."""
         empty = not len(rows)
-        padded = pad_rows(self.batch, np.zeros(1, dtype=np.int64) if empty else rows)
+        padded = self._lay_out(np.zeros(1, dtype=np.int64) if empty else rows)
         tensors = self._tensors(padded)
         # Before the policy's own pass, and for empty microbatches too: it may be the same model under ZeRO-3 (LoRA).
         reference = None if self.reference is None else self.reference.score(tensors)
@@ -174,8 +181,13 @@ class Update:
         )
         return loss, partial | {"entropy": float(entropy.double().sum()), "entropy_tokens": float(len(entropy))}
 
-    def _tensors(self, padded: Padded) -> dict[str, torch.Tensor]:
-        arrays = {"input_ids": padded.input_ids, "positions": padded.positions, "targets": padded.targets}
+    def _lay_out(self, rows: Rows) -> LaidOut:
+        return (pack_rows if self.engine.packs else pad_rows)(self.batch, rows)
+
+    def _tensors(self, laid_out: LaidOut) -> dict[str, torch.Tensor]:
+        arrays = {"input_ids": laid_out.input_ids, "positions": laid_out.positions, "targets": laid_out.targets}
+        if laid_out.position_ids is not None:
+            arrays["position_ids"] = laid_out.position_ids
         return {name: torch.from_numpy(array).to(self.engine.device) for name, array in arrays.items()}
 
     def _reduce(self, partial: Partial) -> Partial:

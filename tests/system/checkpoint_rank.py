@@ -50,9 +50,9 @@ def main() -> None:
     settings = LearnerSettings(
         model=str(DEMO), rank=rank, ranks=ranks, device="cpu", dtype=dtype, zero_stage=zero, lr=1e-3, warmup_steps=9,
         weight_decay=0.0, grad_clip=1.0, microbatch_tokens=256, objective=Objective(kl="k3_weighted"),
-        score_temperature=1.0, old_logprobs="recompute", ref_refresh_steps=0 if lora else 4, gradient_checkpointing=False,
-        offload=False, sentinel_rows=2, mismatch_limit=1e9, collective_timeout=120.0, seed=rank,
-        lora_rank=lora, lora_alpha=2.0 * lora,
+        score_temperature=1.0, old_logprobs="recompute", ref_refresh_steps=0 if lora else 4,
+        gradient_checkpointing=False, offload=False, sentinel_rows=2, mismatch_limit=1e9,
+        collective_timeout=120.0, seed=rank, lora_rank=lora, lora_alpha=2.0 * lora,
     )  # fmt: skip
     engine = LearnerEngine(settings, "127.0.0.1", port)
     reference = Reference(engine)
@@ -78,7 +78,11 @@ def main() -> None:
         ]
         try:
             said["loaded"] = load(engine, reference, folder, listed)
-            train(engine, reference, 2)
+            for _ in range(2):
+                # As on a device that engines use in between; the run that is not resumed does without.
+                engine.park()
+                engine.unpark()
+                train(engine, reference, 1)
         except CheckpointRefused as refusal:
             said["refused"] = str(refusal)
     said |= {

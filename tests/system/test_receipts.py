@@ -18,7 +18,7 @@ import torch
 from cluster.errors import BrokenPromise
 from cluster.weight_sync import compare, make_probe
 from learner import device
-from rollout.engine import Sampling
+from rollout.engine import UPDATE_BACKEND, Sampling
 from rollout.types import GroupRequest, Probe, Prompt, Receipt, SharedBucket, WeightBucket
 
 DEMO = Path(__file__).resolve().parents[2] / "rollout" / "tasks" / "demo"
@@ -198,3 +198,29 @@ def test_weights_arrive_by_broadcast(engine: Any, weights: dict[str, torch.Tenso
 
         assert promise(engine, weights, take) == len(weights)
     engine.close_channel()
+
+
+def test_vllm_still_has_what_the_weights_go_through() -> None:
+    """Read from the installed vLLM: the methods, and the arguments, that a GPU worker offers."""
+    import inspect
+
+    from vllm import LLM
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+    from vllm.v1.worker.gpu_worker import Worker
+
+    from rollout.weights import Arrivals
+
+    for name, arguments in (
+        ("init_weight_transfer_engine", ["init_info"]),
+        ("start_weight_update", []),
+        ("update_weights", ["update_info"]),
+        ("finish_weight_update", []),
+        ("shutdown_weight_transfer_engine", []),
+    ):
+        assert list(inspect.signature(getattr(Worker, name)).parameters) == ["self", *arguments]
+    assert {"level", "mode"} <= set(inspect.signature(LLM.sleep).parameters)
+    assert "tags" in inspect.signature(LLM.wake_up).parameters
+    assert WeightTransferEngineFactory._registry[UPDATE_BACKEND]() is Arrivals
+    assert not Arrivals.__abstractmethods__
+    sleep_in_stages = inspect.getsource(Worker.wake_up)
+    assert '"weights" in tags' in sleep_in_stages, "weights can be woken before the KV cache"
