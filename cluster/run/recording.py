@@ -20,6 +20,7 @@ from cluster.run.journal import Journal
 from cluster.run.metrics import EventLog, MetricsLog
 from cluster.run.round import Round
 from cluster.run.rows import dropped_metrics, rollout_metrics, update_metrics, version_metrics
+from cluster.run.rules import all_rules
 from cluster.run.speed import Machine, tokens_per_second, utilisation
 from cluster.run.trackers import Trackers
 from cluster.start import System
@@ -53,6 +54,10 @@ class Recording:
     findings: list[Finding] = field(default_factory=list)
     _recorded: float = field(default_factory=time.monotonic)
     """When the round before was recorded."""
+
+    def __post_init__(self) -> None:
+        """The doctor's rules are loaded now, not in the first round."""
+        all_rules()
 
     def round(self, turn: Round) -> None:
         """Commit the round (see commits.py for the order), then look at its numbers."""

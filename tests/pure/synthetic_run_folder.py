@@ -142,9 +142,13 @@ def metrics_row(rng, round_, rounds, prompts, size, collapse):
         "time/learn": noisy(3, 0.1),
         "time/old_logprobs": noisy(0.8, 0.1),
         "time/round": noisy(9, 0.1),
+        "time/watch": noisy(0.02, 0.1),
+        "time/generate_tokens_per_s": noisy(prompts * size * 5, 0.1),
+        "time/engines_idle": noisy(0.5, 0.05),
+        "time/ranks_idle": noisy(0.6, 0.05),
         "memory/engine0": 1.2e9,
         "memory/rank0": 0.9e9 + 1e5 * round_,
-        "steps": [{"step": round_, "policy/grad_norm": noisy(0.4, 0.2)}],
+        "steps": [{"step": round_, "minibatch": 0, "skipped": False, "policy/grad_norm": noisy(0.4, 0.2)}],
         **({"policy/kl": 0.02 * round_ / rounds, "policy/kl_loss": 2e-5} if collapse else {}),
     }
 

@@ -223,6 +223,7 @@ def test_every_metric_of_a_run_is_drawn_or_named_as_left_out(collapsed):
         "responses",
         "tokens/generated",
         "sync/receipt_ok",
+        "time/watch",
         "time/round",
     }
 

@@ -61,8 +61,11 @@ CHARTS = (
     Chart("time", "Time of a round", "Seconds by phase, stacked.",
           ("time/generate", "time/score", "time/old_logprobs", "time/learn", "sync/seconds", "time/eval", "time/other"),
           "zero", stacked=True, unit="seconds"),
-    Chart("throughput", "Throughput", "Generated tokens per second of generation.",
-          ("tokens/per_second",), "zero", unit="tokens/s"),
+    Chart("throughput", "Throughput", "Tokens generated per second of generation, trained per second of learning.",
+          ("time/generate_tokens_per_s", "time/learn_tokens_per_s", "time/tokens_per_s"), "zero",
+          unit="tokens per second"),
+    Chart("idle", "Idle and utilisation", "Share of the time without work, and of the devices' peak where it is known.",
+          ("time/engines_idle", "time/ranks_idle", "time/generate_mfu", "time/learn_mfu"), "share"),
     Chart("dropped", "Dropped, restarted, out of time", "Responses left out by reason, and processes replaced.",
           ("dropped/", "grader/", "fleet/", "policy/skipped_steps"), "zero"),
     Chart("lr", "Learning rate", "As scheduled.",
@@ -71,7 +74,7 @@ CHARTS = (
           ("memory/",), "zero", unit="bytes"),
 )  # fmt: skip
 _UNPLOTTED = {
-    "weights_version", "responses", "tokens/generated", "sync/receipt_ok", "time/round", "policy/tokens",
+    "weights_version", "responses", "tokens/generated", "sync/receipt_ok", "time/round", "time/watch", "policy/tokens",
     "policy/effective_tokens", "policy/clamped", "policy/kl_clamped", "correction/clamped",
 }  # fmt: skip
 """Constant or of interest only when something else is wrong; the numbers stand in metrics.jsonl."""

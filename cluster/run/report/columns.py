@@ -45,11 +45,8 @@ def short(value: float) -> float:
 
 
 def _with_derived(row: Row) -> Row:
-    """The row with tokens per second, and the time that belongs to no phase."""
+    """The row with the time that belongs to no phase."""
     derived = dict(row)
-    generate, tokens = row.get("time/generate"), row.get("tokens/generated")
-    if is_number(generate) and is_number(tokens) and generate > 0:
-        derived["tokens/per_second"] = tokens / generate
     total = row.get("time/round")
     if is_number(total):
         known = sum(row[key] for key in _PHASES if is_number(row.get(key)))

@@ -31,7 +31,7 @@ def summarise(run: RunRecord) -> list[dict[str, str]]:
         responses = sum(_values(rows, "responses"))
         speed = sum(_values(rows, "time/generate"))
         detail = f"{_count(responses)} responses" + (f", {_count(tokens / speed)}/s while generating" if speed else "")
-        tiles.append(_tile("Tokens generated", _count(tokens), detail, "tokens/per_second"))
+        tiles.append(_tile("Tokens generated", _count(tokens), detail, "time/generate_tokens_per_s"))
     if seconds:
         median = sorted(seconds)[len(seconds) // 2]
         tiles.append(_tile("Time", _duration(sum(seconds)), f"{number(median)} s per round", "time/round"))
