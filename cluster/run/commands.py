@@ -141,7 +141,7 @@ class DoctorOptions:
     """Name what went wrong in a run, or in the log of another system."""
 
     log: Annotated[Path, tyro.conf.Positional]
-    """Run directory, or a .csv, .jsonl or .json file of metrics."""
+    """Run directory, a .csv, .jsonl or .json file of metrics, or what TRL or verl has printed (.log, .txt)."""
     json: str = ""
     """Also write the findings to this file."""
     fail_on: Literal["never", "critical"] = "never"
@@ -153,10 +153,14 @@ def doctor(words: list[str]) -> int:
     from cluster.run.doctor import diagnose, skipped_rules
     from cluster.run.findings import findings_as_json, findings_as_text, worst_severity
     from cluster.run.logs import read_log
+    from cluster.run.report.collect import limits_of
+    from cluster.run.saved_config import saved_settings
 
     options = tyro.cli(DoctorOptions, prog="launch.py doctor", args=words)
     log = read_log(options.log)
-    findings, skipped = diagnose(log.rows), skipped_rules(log.rows)
+    settings = saved_settings(options.log) if (options.log / "config.toml").is_file() else {}
+    limits = limits_of(settings)
+    findings, skipped = diagnose(log.rows, limits), skipped_rules(log.rows, limits)
     for note in log.notes:
         sys.stdout.write(inert(f"note: {note}\n"))
     sys.stdout.write(inert(findings_as_text(findings, skipped)) + "\n")

@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from cluster.run.aliases import ROUND_NAMES, STALENESS, ours_from, plain_name
+from cluster.run.log_lines import printed_rows
 from cluster.run.metrics import METRICS, Row, decode_row
 from rollout.types import UserError
 
 _NESTED = ("data", "metrics", "logs", "scalars")
-_KINDS = ".csv, .tsv, .jsonl, .json, or a run directory"
+_KINDS = ".csv, .tsv, .jsonl, .json, .log or .txt, or a run directory"
+_PRINTED = (".log", ".txt", ".out")
 _BOOK_COLUMNS = {"adv_avg", "adv_std", "reward_avg"}
 
 
@@ -66,12 +68,14 @@ def _file_in(folder: Path) -> Path:
 
 def _records(place: Path, notes: list[str]) -> list[Row]:
     suffix = place.suffix.lower()
-    if suffix not in (".csv", ".tsv", ".jsonl", ".ndjson", ".json"):
+    if suffix not in (".csv", ".tsv", ".jsonl", ".ndjson", ".json", *_PRINTED):
         raise UserError(f"{place}: {suffix or 'a file without an ending'} is not a kind of log I can read ({_KINDS}).")
     try:
         text = place.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{place} is not a text file (byte {error.start} is not UTF-8).") from error
+    if suffix in _PRINTED:
+        return printed_rows(text)
     if suffix in (".csv", ".tsv"):
         return _from_csv(place, text, "\t" if suffix == ".tsv" else ",")
     if suffix == ".json":

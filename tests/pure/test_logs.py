@@ -272,3 +272,38 @@ def test_rldoctor_reads_our_rows_under_trls_names_and_we_find_what_it_misses() -
     assert theirs["entropy_collapse"] == theirs["gradient_pathology"] == "OK"
     ours = {finding.id for finding in diagnose(rows)}
     assert {"kl-takeover", "reward-collapse", "entropy-explosion", "grad-growth"} <= ours
+
+
+def test_what_trl_prints_is_read_whatever_stands_around_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(
+        "Loading weights: 100%|####| 3/3\n"
+        "{'loss': 0.0, 'grad_norm': 0.25, 'learning_rate': 9.9e-07, 'reward': 0.5, 'reward_std': 0.1, 'epoch': 0.01}\n"
+        "  2%|#  | 2/100\r{'loss': '1e-05', 'grad_norm': 'nan', 'reward': '0.625', 'kl': '0.002', 'epoch': '0.02'}\n"
+        "{'not': 'metrics'}\n"
+    )
+    log = read_log(path)
+    assert [row["round"] for row in log.rows] == [1, 2]
+    assert [row["reward/total"] for row in log.rows] == [0.5, 0.625]
+    assert log.rows[0]["policy/lr"] == 9.9e-07
+    assert math.isnan(log.rows[1]["policy/grad_norm"])
+
+
+def test_what_verl_prints_is_read_with_its_step(tmp_path: Path) -> None:
+    path = tmp_path / "verl.txt"
+    path.write_text(
+        "(TaskRunner pid=77) step:4 - actor/entropy:0.35 - actor/grad_norm:np.float64(0.2) - critic/score/mean:0.5 - "
+        "response_length/mean:212.5 - val-core/openai/gsm8k/reward/mean@1:0.71\n"
+        "(TaskRunner pid=77) step:5 - actor/entropy:3.4e-01 - critic/score/mean:0.53 - odd:words here\n"
+    )
+    log = read_log(path)
+    assert [row["round"] for row in log.rows] == [4, 5]
+    assert log.rows[0]["policy/grad_norm"] == 0.2
+    assert log.rows[0]["eval/correctness"] == 0.71
+    assert [row["policy/entropy"] for row in log.rows] == [0.35, 0.34]
+
+
+def test_a_text_without_any_metric_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing here\n")
+    with pytest.raises(UserError, match="has no rows"):
+        read_log(tmp_path / "notes.txt")
