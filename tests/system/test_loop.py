@@ -190,9 +190,11 @@ def test_the_result_loads_in_transformers_with_its_own_output_layer(own_run: Pat
         assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(tensors.keys())
 
 
-def test_ctrl_c_ends_a_run_within_its_grace_and_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", ["phased", pytest.param("async", marks=pytest.mark.slow)])
+def test_ctrl_c_ends_a_run_within_its_grace_and_leaves_nothing_behind(schedule: str, tmp_path: Path) -> None:
     run = tmp_path / "stopped"
-    command = [sys.executable, str(ROOT / "launch.py"), "--rollouts", "64", "--rounds", "1000", "--run", str(run)]
+    words = ["--rollouts", "64", "--rounds", "1000", "--cluster.schedule", schedule, "--run", str(run)]
+    command = [sys.executable, str(ROOT / "launch.py"), *words]
     short = tempfile.mkdtemp(prefix="t", dir="/tmp")  # Ray's sockets need a short path
     environment = os.environ | {"TMPDIR": short}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
