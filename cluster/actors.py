@@ -87,6 +87,7 @@ class RolloutActor(Shell):
         """RolloutEngine.generate, as a stream."""
         index, round_ = self._engine.settings.index, requests[0].round
         faults.reach("gen.before", index, round_, self._marks)
+        faults.arm_engine(self._engine, index, round_, self._marks)
         # Each group is to be seen when it ends: in the traced round, and in the evaluation after it.
         traced = self.timeline.on and self._trace_round in (round_, self._engine.version)
         ticks = {"tick": TRACED_TICK} if traced else {}
@@ -96,6 +97,8 @@ class RolloutActor(Shell):
             if groups:
                 faults.reach("gen.mid", index, round_, self._marks)
             yield groups, tokens
+            if ray.get_runtime_context().is_canceled():
+                return  # others have answered what was left
 
     @work("open sync")
     def begin_load(self) -> None:

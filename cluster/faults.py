@@ -1,9 +1,9 @@
 """Faults on purpose, for tests: ROLLEARN_FAULT="point[@n]:rank:round:action[:once]" does one thing at one place.
 
-Without that variable nothing here does anything. Points: gen.before gen.mid score pack fwd bwd before_step sync.send
-sync.recv ckpt.shard ckpt.vote ckpt.manifest ckpt.rename ckpt.latest ckpt.evict. Actions: kill9 stop raise sleep
-enospc, and nan, which the place itself carries out. `@n` waits for the n-th time the place is reached in that round,
-`@0` means every time.
+Without that variable nothing here does anything. Points: gen.before gen.mid gen.logprob score pack fwd bwd before_step
+sync.send sync.recv ckpt.shard ckpt.vote ckpt.manifest ckpt.rename ckpt.latest ckpt.evict. Actions: kill9 stop raise
+sleep enospc, and nan, which the place itself carries out. `@n` waits for the n-th time the place is reached in that
+round, `@0` means every time.
 With `once` the fault leaves a mark and does not come back in a process that replaces this one.
 """
 
@@ -79,6 +79,21 @@ def arm_learner(engine: Any, rank: int, round_: int, marks: Path) -> None:
     for point, name in (("fwd", "score"), ("bwd", "backward"), ("before_step", "step")):
         if point == fault.point:
             setattr(engine, name, _armed(getattr(type(engine), name).__get__(engine), point, rank, round_, marks))
+
+
+def arm_engine(engine: Any, index: int, round_: int, marks: Path) -> None:
+    """Put `gen.logprob` where an engine reads the log-probs of a response; nothing without that fault."""
+    fault = parse_fault(os.environ.get(VARIABLE, ""))
+    if fault is None or fault.point != "gen.logprob":
+        return
+    read = type(engine)._logprobs.__get__(engine)
+
+    def call(request: Any, response: Any, ids: Any) -> Any:
+        if reach("gen.logprob", index, round_, marks):
+            response.logprobs.logprobs[0] = float("nan")
+        return read(request, response, ids)
+
+    engine._logprobs = call
 
 
 def _armed(method: Any, point: str, rank: int, round_: int, marks: Path) -> Any:

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from cluster.care import Care
 from cluster.errors import BrokenPromise, RemoteFailure
-from cluster.waiting import ActorLost, fetch_all, stream
+from cluster.fleet import Asked, Idle, Progress
+from cluster.waiting import ENDED, ActorLost, Watch, fetch_all
 from learner.types import Batch, SavedFile, UpdateReport, Vote
+
+TICK = 0.05
+"""Seconds after which the caller is given its turn, whether or not something came."""
+AUTOPSY = 5.0
+"""Seconds in which the death of one rank must come to light after another has raised."""
 
 
 class LearnerGroup:
     """A group of ranks that live and die together."""
 
-    def __init__(self, ranks: list[Any], heartbeat: float) -> None:
+    def __init__(self, ranks: list[Any], care: Care) -> None:
         """`ranks` in rank order, loaded."""
         self.ranks = ranks
-        self._heartbeat = heartbeat
+        self._care = care
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the ranks in the fleet."""
+        return tuple(f"learner-{rank}" for rank in range(len(self.ranks)))
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Name -> rank."""
+        return dict(zip(self.names, self.ranks, strict=True))
 
     def update(
         self, batch: Batch, progress: Callable[[int], None], *, first: bool = True
@@ -27,31 +45,35 @@ class LearnerGroup:
         """Train on a batch: yields None while the ranks are at work, and at the end the report.
 
         `first` says that no step of the round has been made yet; `progress` hears how many minibatches are done.
-        Raises RemoteFailure when a rank is lost (the others are then stuck in a collective: the group is finished),
-        BrokenPromise when engine and learner disagree.
+        Raises ActorLost when a rank died or hangs (the others are then stuck in a collective: all must be replaced),
+        RemoteFailure when one raised, BrokenPromise when engine and learner disagree.
         """
-        shared = ray.put(batch)
-        streams = {
-            f"learner-{rank}": actor.update.options(num_returns="streaming").remote(shared, first)
-            for rank, actor in enumerate(self.ranks)
-        }
+        shared, watch = ray.put(batch), Watch()
+        for name, actor in self.named.items():
+            watch.add(name, actor.update.options(num_returns="streaming").remote(shared, first))
+            self._care.tell(Asked(name))
         reports: dict[str, UpdateReport] = {}
-        try:
-            for name, item in stream(streams, self._heartbeat):
-                if isinstance(item, UpdateReport):
-                    reports[name] = item
-                elif name == "learner-0":
-                    progress(item)
-                yield None
-        except ActorLost as lost:
-            if "MismatchError" in lost.reason:
-                raise BrokenPromise(_last_line(lost.reason, "MismatchError")) from None
-            raise RemoteFailure(f"{lost}") from None
-        yield reports["learner-0"]
+        beats = dict.fromkeys(self.names, 0)
+        while len(watch):
+            for name, value in watch.poll(TICK):
+                if isinstance(value, ActorLost):
+                    raise _verdict(value, watch)
+                beats[name] += 1
+                self._care.tell(Idle(name) if value is ENDED else Progress(name, beats[name]))
+                if isinstance(value, UpdateReport):
+                    reports[name] = value
+                elif name == self.names[0] and value is not ENDED:
+                    progress(value)
+            self._care.tick()
+            for name in self.names:
+                if not self._care.works(name):
+                    raise ActorLost(name, self._care.reasons[name].partition(": ")[2], hung=True)
+            yield None
+        yield reports[self.names[0]]
 
     def check(self, batch: Batch, seconds: float) -> tuple[float, float]:
         """(mean, largest) |engine - learner| log-prob of some responses; BrokenPromise where it is above the limit."""
-        calls = {f"learner-{rank}": actor.check.remote(batch) for rank, actor in enumerate(self.ranks)}
+        calls = {name: actor.check.remote(batch) for name, actor in self.named.items()}
         try:
             gaps = fetch_all(calls, seconds, "comparing engine and learner").values()
         except RemoteFailure as failure:
@@ -62,32 +84,43 @@ class LearnerGroup:
 
     def shapes(self, seconds: float) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all tensors."""
-        shapes: dict[str, tuple[int, ...]] = fetch_all({"learner-0": self.ranks[0].shapes.remote()}, seconds, "shapes")[
-            "learner-0"
-        ]
+        answer = fetch_all({"learner-0": self.ranks[0].shapes.remote()}, seconds, "asking for the tensors")
+        shapes: dict[str, tuple[int, ...]] = answer["learner-0"]
         return shapes
 
     def save(self, directory: Path, round_: int, seconds: float) -> dict[str, Vote]:
         """Have every rank write its part of a checkpoint into a directory; their votes. RemoteFailure without one."""
-        calls = {f"learner-{rank}": actor.save.remote(str(directory), round_) for rank, actor in enumerate(self.ranks)}
+        calls = {name: actor.save.remote(str(directory), round_) for name, actor in self.named.items()}
         return fetch_all(calls, seconds, f"saving round {round_}")
 
     def restore(self, directory: Path, files: Sequence[SavedFile], seconds: float) -> str:
         """Have every rank load a checkpoint; hash of the weights they then hold."""
-        calls = {
-            f"learner-{rank}": actor.restore.remote(str(directory), files) for rank, actor in enumerate(self.ranks)
-        }
+        calls = {name: actor.restore.remote(str(directory), files) for name, actor in self.named.items()}
         return str(fetch_all(calls, seconds, f"loading {directory}")["learner-0"])
 
     def fingerprint(self, seconds: float) -> str:
         """Hash of the weights."""
-        calls = {f"learner-{rank}": actor.fingerprint.remote() for rank, actor in enumerate(self.ranks)}
+        calls = {name: actor.fingerprint.remote() for name, actor in self.named.items()}
         return str(fetch_all(calls, seconds, "reading the weights")["learner-0"])
 
     def export(self, directory: Path, seconds: float) -> None:
         """Write the model in Hugging Face format."""
-        calls = {f"learner-{rank}": actor.export.remote(str(directory)) for rank, actor in enumerate(self.ranks)}
+        calls = {name: actor.export.remote(str(directory)) for name, actor in self.named.items()}
         fetch_all(calls, seconds, "exporting the model")
+
+
+def _verdict(lost: ActorLost, watch: Watch) -> Exception:
+    """What to make of the first rank that failed: a rank that raised may only have noticed that another died."""
+    if "MismatchError" in lost.reason:
+        return BrokenPromise(_last_line(lost.reason, "MismatchError"))
+    if lost.cause is None:
+        return lost
+    until = time.monotonic() + AUTOPSY
+    while len(watch) and time.monotonic() < until:
+        for _, value in watch.poll(TICK):
+            if isinstance(value, ActorLost) and value.cause is None:
+                return value
+    return RemoteFailure(str(lost))
 
 
 def _last_line(reason: str, marker: str) -> str:

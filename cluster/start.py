@@ -6,7 +6,9 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ import ray
 
 from cluster import transport as transports
 from cluster.actors import LearnerActor, RolloutActor
+from cluster.care import Care
 from cluster.errors import BrokenPromise, RemoteFailure
+from cluster.fleet import Fleet, Limits, Lost, Restart, Started
 from cluster.learner_group import LearnerGroup
 from cluster.memory import resident
 from cluster.plan import Plan
@@ -24,7 +28,7 @@ from cluster.run.config import Config
 from cluster.run.folder import RunFolder
 from cluster.run.speed import Work
 from cluster.turns import Turns, memory_share
-from cluster.waiting import fetch, fetch_all
+from cluster.waiting import ActorLost, fetch_all, fetch_those
 from cluster.weight_sync import SyncReport, sync_weights
 from learner import device as learner_device
 from learner import engine as learner_engine
@@ -37,6 +41,9 @@ START_SECONDS = 600.0
 """An actor may take this long to start (a large model is read from a slow disk)."""
 SYNC_SECONDS = 600.0
 """A weight sync may take this long."""
+PORT_TRIES = 5
+PORT_TAKEN = ("EADDRINUSE", "ddress already in use")
+"""What a rank says when the port that was free has been taken meanwhile."""
 
 
 @dataclass
@@ -52,8 +59,10 @@ class System:
     """Ray's own directory, removed at the end."""
     pids: dict[str, int]
     """Actor name -> pid, on this machine; filled as actors start."""
-    actors: list[Any] = field(default_factory=list)
-    """Every actor that was started."""
+    actors: dict[str, Any] = field(default_factory=dict)
+    """Every actor that is there, or on its way."""
+    tell: Callable[[str, str, tuple[str, ...]], None] = lambda text, kind, names: None
+    """Told of what happens to processes: a text for people, a word for the event log, and whom it is about."""
     abouts: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Actor name -> where and what it is (Shell.about)."""
     turns: Turns = field(init=False)
@@ -67,35 +76,49 @@ class System:
     def launch(self, model: str) -> None:
         """Start all actors on a model directory at once, wait for all of them, and connect the transport."""
         self.model = model
-        seconds = START_SECONDS
-        engines = {f"engine-{index}": self._engine_actor(f"engine-{index}") for index in range(self.plan.engines)}
-        ranks = [self._rank_actor(rank) for rank in range(self.plan.ranks)]
+        names = [f"engine-{index}" for index in range(self.plan.engines)]
+        engines = {name: self._engine_actor(name) for name in names}
+        starting = {name: actor.ready.remote() for name, actor in engines.items()}
         if self.turns.shared:
             # vLLM measures what is free on the device; ranks must not load into it meanwhile.
-            self._await({name: actor.ready.remote() for name, actor in engines.items()})
+            self._await(starting)
             self.turns.to_ranks([], engines)
-        host, port = fetch(ranks[0].free_port.remote(), seconds, "starting learner-0")
-        calls = {f"learner-{i}": actor.load.remote(self._rank_settings(i), host, port) for i, actor in enumerate(ranks)}
-        self._await(calls | {name: actor.ready.remote() for name, actor in engines.items()})
-        self.learners = LearnerGroup(ranks, self.config.cluster.heartbeat)
-        self.pool = RolloutPool(engines, self._replace_engine, self.config.cluster.heartbeat)
-        self.shapes = self.learners.shapes(seconds)
+        ranks = self._start_ranks(starting)
+        self._supervise(engines, [f"learner-{rank}" for rank in range(self.plan.ranks)])
+        self.learners = LearnerGroup(ranks, self.care)
+        self.shapes = self.learners.shapes(START_SECONDS)
         self.transport = transports.make(self.plan.transport)
-        self.transport.connect(ranks, engines, seconds)
-        self.version = -1
+        self.transport.connect(ranks, engines, START_SECONDS)
+        self._prove_ranks()
 
     def launch_engines(self, model: str) -> None:
         """Start engines only, on the weights of a model directory (evaluation)."""
         self.model = model
         engines = {f"engine-{index}": self._engine_actor(f"engine-{index}") for index in range(self.plan.engines)}
         self._await({name: actor.ready.remote() for name, actor in engines.items()})
-        self.pool = RolloutPool(engines, self._restart_engine, self.config.cluster.heartbeat)
+        self._supervise(engines, [])
+        self.care.fleet.publish(self.version)
+        self.care.proven(engines, self.version)
 
     def sync(self, version: int) -> SyncReport:
-        """Give every engine the learner's weights as `version`, and check the receipts."""
-        self.turns.to_weights(self.learners.ranks, self.pool.engines)
-        report = self._sync(self.pool.engines, version)
-        self.turns.to_engines(self.pool.engines)
+        """Give every engine the learner's weights as `version`, and check the receipts.
+
+        An engine that is lost on the way is replaced, and all are synced again: none ever holds half of two versions.
+        """
+        self.pool.settle()
+        self.care.fleet.publish(version)
+        while True:
+            try:
+                self.turns.to_weights(self.learners.ranks, self.pool.engines)
+                report = self._sync(self.pool.engines, version)
+                self.turns.to_engines(self.pool.engines)
+                break
+            except ActorLost as lost:
+                if lost.name not in self.pool.engines:
+                    raise
+                self.pool.lost(lost)
+                self.pool.settle()
+        self.care.proven(self.pool.engines, version)
         self.version, self.moved_on = version, False
         return report
 
@@ -106,7 +129,7 @@ class System:
     @property
     def members(self) -> dict[str, Any]:
         """Every engine and rank, by name."""
-        return self.pool.engines | {f"learner-{rank}": actor for rank, actor in enumerate(self.learners.ranks)}
+        return self.pool.engines | self.learners.named
 
     @property
     def hosts(self) -> dict[str, str]:
@@ -114,20 +137,87 @@ class System:
         return {name: str(self.abouts[name]["host"]) for name in self.members}
 
     def usage(self) -> tuple[dict[str, int], Work]:
-        """Resident bytes by process, the driver included; and how long each has been at work."""
+        """Resident bytes by process, the driver included; and how long each has been at work.
+
+        One that does not answer is left out here, and to those who need it.
+        """
         calls = {name: actor.usage.remote() for name, actor in self.members.items()}
-        used = fetch_all(calls, 30.0, "asking for memory and work")
+        used = fetch_those(calls, 10.0)
         memory = {name: each[0] for name, each in used.items()}
         return memory | {"driver": resident()}, Work(time.monotonic(), {name: each[1] for name, each in used.items()})
 
     def close(self) -> None:
         """Stop everything; at the end no process of the run is left on this machine."""
         # Actors write nothing of value on the way out, so they are ended, not asked.
-        for actor in self.actors:
+        for actor in self.actors.values():
             ray.kill(actor, no_restart=True)
         ray.shutdown()
         _end(list(self.pids.values()), 5.0)
         shutil.rmtree(self.temp, ignore_errors=True)
+
+    def begin_engine(self, name: str) -> tuple[Any, Any]:
+        """Start an engine on the weights of the model directory: (actor, reference that answers when it is up)."""
+        actor = self._engine_actor(name)
+        return actor, actor.ready.remote()
+
+    def refresh_engine(self, name: str, engine: Any) -> bool:
+        """Give one engine the weights the others hold. False when the learner has moved on; ActorLost."""
+        if not self._trains:
+            return True  # it came up with the only weights there are
+        if self.moved_on:
+            return False
+        self._sync({name: engine}, self.version)
+        return True
+
+    def replace_ranks(self, lost: ActorLost) -> None:
+        """All ranks anew, on the weights of the model directory; a commit must be restored before they are used.
+
+        RemoteFailure when ranks were lost too often.
+        """
+        if not self.care.is_gone(lost.name):
+            self.care.tell(Lost(lost.name, lost.reason))
+        self.transport.close()
+        names = self.learners.names
+        while True:
+            while not any(isinstance(action, Restart) for action in self.care.take(names)):
+                time.sleep(0.1)  # the delay before the next restart
+                self.care.tick()
+            try:
+                self.learners.ranks = self._start_ranks({})
+                break
+            except ActorLost as again:
+                self.care.tell(Lost(names[0], again.reason))
+        self._prove_ranks()
+
+    def end(self, names: tuple[str, ...], reason: str) -> None:
+        """Kill whatever is left of these processes, and say that they are replaced, and why."""
+        for name in names:
+            self.turns.forget(name)
+            if (actor := self.actors.pop(name, None)) is not None:
+                ray.kill(actor, no_restart=True)
+            if (pid := self.pids.pop(name, None)) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # a stopped process ignores Ray's kill for seconds
+        self.tell(f"{', '.join(names)} lost: {reason}", "lost", names)
+
+    def say(self, text: str, kind: str, names: tuple[str, ...]) -> None:
+        """Pass on what supervision has to say."""
+        self.tell(text, kind, names)
+
+    def _supervise(self, engines: dict[str, Any], ranks: list[str]) -> None:
+        limits = Limits(silence=self.config.cluster.heartbeat, starting=START_SECONDS)
+        self.care = Care(Fleet(list(engines), ranks, limits, time.monotonic()), self)
+        self.pool = RolloutPool(engines, self.care, self)
+        self._trains, self.version = bool(ranks), -1
+        for name in [*engines, *ranks]:
+            self.care.tell(Started(name))
+
+    def _prove_ranks(self) -> None:
+        """The ranks are up, and their weights are what the run goes on from (or what it restores a commit into)."""
+        for name in self.learners.names:
+            self.care.tell(Started(name))
+        self.care.proven(self.learners.names, self.version)
+        self.care.take(self.learners.names)
 
     def _sync(self, engines: dict[str, Any], version: int) -> SyncReport:
         if self.moved_on and version == self.version:
@@ -145,38 +235,43 @@ class System:
             SYNC_SECONDS,
         )
 
-    def _replace_engine(self, name: str) -> Any:
-        """A new engine in place of a lost one; it may not answer before it holds the current weights."""
-        actor = self._restart_engine(name)
-        self._sync({name: actor}, self.version)
-        return actor
-
-    def _restart_engine(self, name: str) -> Any:
-        """A new engine on the weights of the model directory."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pids[name], signal.SIGKILL)  # it may be alive and hung
-        actor = self._engine_actor(name)
-        self.turns.forget(name)
-        self._await({name: actor.ready.remote()})
-        return actor
+    def _start_ranks(self, others: dict[str, Any]) -> list[Any]:
+        """All ranks, loaded, on a port that is free; `others` are waited for together with them. ActorLost."""
+        for attempt in range(1, PORT_TRIES + 1):
+            ranks = [self._rank_actor(rank) for rank in range(self.plan.ranks)]
+            try:
+                address = fetch_all({"learner-0": ranks[0].free_port.remote()}, START_SECONDS, "finding a port")
+                settings = [self._rank_settings(rank) for rank in range(len(ranks))]
+                loading = [a.load.remote(s, *address["learner-0"]) for a, s in zip(ranks, settings, strict=True)]
+                self._await({f"learner-{rank}": call for rank, call in enumerate(loading)} | others)
+                return ranks
+            except ActorLost as lost:
+                taken = any(sign in lost.reason for sign in PORT_TAKEN)
+                for rank in ranks:
+                    ray.kill(rank, no_restart=True)
+                if not taken or attempt == PORT_TRIES:
+                    raise
+        raise AssertionError("not reached")
 
     def _await(self, calls: dict[str, Any]) -> None:
-        """Wait until actors are up; write down who and where they are."""
+        """Wait until actors are up; write down who and where they are. ActorLost names the log."""
         try:
             started = fetch_all(calls, START_SECONDS, "starting the actors")
-        except RemoteFailure as failure:
-            logs = [f"  log of {name}: {self.folder.logs / name}.log" for name in calls if name in str(failure)]
-            raise RemoteFailure("\n".join([str(failure), *logs])) from None
+        except ActorLost as lost:
+            reason = f"{lost.reason}\n  log of {lost.name}: {self.folder.logs / lost.name}.log"
+            raise ActorLost(lost.name, reason, hung=lost.hung, cause=lost.cause) from None
         for name, about in started.items():
-            self._register(name, about)
+            self.register(name, about)
 
-    def _register(self, name: str, about: dict[str, Any]) -> None:
+    def register(self, name: str, about: dict[str, Any]) -> None:
+        """Write down who and where a process is; BrokenPromise when it runs other code."""
         if about["code"] != self.code:
             raise BrokenPromise(
                 f"{name} on {about['host']} runs other code than this command (digest {about['code']}, expected "
                 f"{self.code}): another package named rollout, learner or cluster comes first on its path."
             )
-        self.pids[name] = about["pid"]
+        if about["host"] == socket.gethostname():
+            self.pids[name] = about["pid"]
         self.abouts[name] = about
         (self.folder.path / "pids.txt").write_text("".join(f"{n} {pid}\n" for n, pid in sorted(self.pids.items())))
 
@@ -237,7 +332,7 @@ class System:
         variables = environment if self.config.cluster.address else environment | {"TMPDIR": str(self.temp)}
         arguments = (*settings, log, self.config.trace_round)
         actor = kind.options(runtime_env={"env_vars": variables}, **resources).remote(*arguments)
-        self.actors.append(actor)
+        self.actors[name] = actor
         return actor
 
 

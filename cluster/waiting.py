@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -63,6 +64,17 @@ def fetch_all(refs: Mapping[str, Any], seconds: float, what: str) -> dict[str, A
         except (RayError, OSError) as error:
             lost = actor_lost(name, error, 30.0)
             raise ActorLost(name, f"{what}: {lost.reason}", hung=lost.hung, cause=lost.cause) from None
+    return results
+
+
+def fetch_those(refs: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Results by name, of those that answer in time; for what nothing depends on."""
+    ready, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=seconds) if refs else ([], [])
+    results: dict[str, Any] = {}
+    for name, ref in refs.items():
+        if ref in ready:
+            with contextlib.suppress(RayError, OSError):
+                results[name] = ray.get(ref, timeout=30.0)
     return results
 
 
@@ -131,7 +143,6 @@ class Watch:
     def __init__(self) -> None:
         """Nothing is waited for."""
         self._open: dict[str, Any] = {}
-        self._cancelled: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -150,17 +161,10 @@ class Watch:
     def drop(self, name: str) -> None:
         """Do not wait for it any longer."""
         self._open.pop(name, None)
-        self._cancelled.discard(name)
 
     def cancel(self, name: str) -> None:
         """Ask an actor to stop its stream when it next looks (`is_canceled`); its end comes as ENDED."""
-        if name not in self._cancelled:
-            self._cancelled.add(name)
-            ray.cancel(self._open[name])
-
-    def is_cancelled(self, name: str) -> bool:
-        """Whether its stream was asked to stop."""
-        return name in self._cancelled
+        ray.cancel(self._open[name])
 
     def poll(self, seconds: float) -> list[tuple[str, Any]]:
         """What has come, after at most `seconds`: (name, item or answer | ENDED | an ActorLost that is not raised).

@@ -77,6 +77,15 @@ class Sampling:
 class EngineFault(RuntimeError):
     """The engine broke its contract (missing or non-finite log-prob): it must be replaced."""
 
+    def __init__(self, text: str, key: tuple[str, int]) -> None:
+        """`key` says which group it was (GroupRequest.key)."""
+        super().__init__(text)
+        self.key = key
+
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[str, int]]]:
+        """Picklable with both arguments."""
+        return (type(self), (str(self), self.key))
+
 
 class RolloutEngine:
     """One vLLM engine."""
@@ -134,12 +143,17 @@ class RolloutEngine:
                         tokens += len(group.token_ids)
                         done.append(group)
                 if time.monotonic() - last >= tick:
-                    yield done, tokens
+                    yield done, tokens + self._in_flight()
                     done, last = [], time.monotonic()
             yield done, tokens
         finally:
             if waiting:
                 engine.abort_request(list(waiting))
+
+    def _in_flight(self) -> int:
+        """Tokens of responses that are not finished: progress is seen long before the first group is whole."""
+        states = self._llm.llm_engine.output_processor.request_states.values()
+        return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None)
 
     def begin_load(self) -> None:
         """Start taking new weights (vLLM's update API: start)."""
@@ -249,11 +263,14 @@ class RolloutEngine:
         """Sampler log-probs of one response, looked up by sampled id; never a default in place of a missing one."""
         flat = response.logprobs
         if flat is None or len(flat.logprobs) != len(ids) or not np.array_equal(flat.token_ids, ids):
-            raise EngineFault(f"engine {self.settings.index}: log-probs are missing for row {request.prompt.row_id}")
+            raise EngineFault(
+                f"engine {self.settings.index}: log-probs are missing for row {request.prompt.row_id}", request.key
+            )
         values = np.asarray(flat.logprobs, dtype=np.float32)
         if not np.isfinite(values).all() or (values > 1e-3).any():
             raise EngineFault(
                 f"engine {self.settings.index}: row {request.prompt.row_id} response {response.index} has a log-prob "
-                f"that is not finite or above 0 ({values.min()} to {values.max()})"
+                f"that is not finite or above 0 ({values.min()} to {values.max()})",
+                request.key,
             )
         return values

@@ -30,8 +30,8 @@ from cluster.run.manifest import Manifest, NotSaved
 from cluster.run.metrics import EventLog
 
 if TYPE_CHECKING:
-    from cluster.learner_group import LearnerGroup
     from cluster.run.inputs import Inputs
+    from cluster.run.learning import Learning
 
 BYTES_PER_PARAMETER = 16
 """Guess for the first checkpoint: weights, their float32 copy, two moments."""
@@ -60,7 +60,7 @@ class Commits:
     store: CheckpointStore
     base: Manifest
     """What does not change between two checkpoints."""
-    learners: LearnerGroup
+    learners: Learning
     every: int
     """Rounds between checkpoints; 0: only the last."""
     rounds: int

@@ -123,6 +123,7 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
     system.launch(inputs.model)
     from cluster.run.generation import Generation
     from cluster.run.journal import Journal
+    from cluster.run.learning import Learning
     from cluster.run.metrics import EventLog, MetricsLog
     from cluster.run.recording import Recording
     from cluster.run.speed import known_machine
@@ -139,10 +140,11 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
         console.line(f"note       {note}")
     console.line(f"started    {plan.engines} engine(s) and {plan.ranks} rank(s) in {time.monotonic() - began:.1f} s")
     events = EventLog(folder.path)
+    learning = Learning(system, opening.store, console.always)
     commits = Commits(
         store=opening.store,
         base=base,
-        learners=system.learners,
+        learners=learning,
         every=config.checkpoint.every,
         rounds=config.rounds,
         parameters=sum(math.prod(shape) for shape in system.shapes.values()),
@@ -161,7 +163,19 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
     recording = Recording(
         config, plan, system, journal, console, MetricsLog(folder.path), events, trackers, commits, tracer.driver
     )
-    run = Run(config, plan, folder, system, console, generation, recording, inputs.held_out, inputs.tokenizer, tracer)
+    run = Run(
+        config,
+        plan,
+        folder,
+        system,
+        console,
+        generation,
+        recording,
+        learning,
+        inputs.held_out,
+        inputs.tokenizer,
+        tracer,
+    )
     recording.machine = known_machine(
         inputs.model,
         {name: str(about["gpu"]) for name, about in system.abouts.items()},
@@ -170,7 +184,8 @@ def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack)
         tensor_parallel=config.rollout.tensor_parallel,
         adapter=config.learner.lora_rank > 0,
     )
-    system.pool.on_loss = run.engine_lost
+    system.tell = run.happened
+    console.states = system.care.fleet.states
     if opening.checkpoint is not None:
         restore(run, opening.checkpoint)
     return run

@@ -10,7 +10,7 @@ from cluster.errors import BrokenPromise, PlanError
 from cluster.plan import Plan
 from cluster.run import cli
 from cluster.run.checkpoints import Checkpoint, CheckpointStore
-from cluster.run.commits import CHANGES_NO_RESULT, patience, result_settings
+from cluster.run.commits import CHANGES_NO_RESULT, result_settings
 from cluster.run.config import Config
 from cluster.run.findings import Finding
 from cluster.run.manifest import Manifest, setting_differences
@@ -102,18 +102,11 @@ def check_inputs(manifest: Manifest, inputs: Inputs, model: str) -> None:
 
 def restore(run: Run, checkpoint: Checkpoint) -> None:
     """Put everything back to the committed round: weights, optimizer, randomness, prompts, metrics, journal."""
+    from cluster.run.learning import restore_ranks
+
     manifest, recording = checkpoint.manifest, run.recording
-    seconds = patience(manifest.size)
-    if manifest.initial:
-        weights = run.system.learners.fingerprint(seconds)
-    else:
-        weights = run.system.learners.restore(checkpoint.path, manifest.files, seconds)
-    if weights != manifest.weights:
-        raise BrokenPromise(
-            f"the ranks hold other weights than {checkpoint.path} was made of (sha256 {weights[:12]}, expected "
-            f"{manifest.weights[:12]}). "
-            + ("The weights of the model directory have changed." if manifest.initial else "This is a fault of ours.")
-        )
+    restore_ranks(run.system.learners, checkpoint)
+    run.learning.resumed(manifest.round)
     run.generation.prompts.restore(manifest.prompts)
     moved = [recording.commits.store.adopt(checkpoint), recording.metrics.truncate_to(manifest.metrics_offset)]
     recording.journal.retire(manifest.round)

@@ -16,13 +16,13 @@ from cluster.run.exporting import save_tokenizer
 from cluster.run.folder import RunFolder
 from cluster.run.generation import Generation
 from cluster.run.lanes import Lanes
+from cluster.run.learning import Learning
 from cluster.run.recording import Recording
 from cluster.run.round import Round
 from cluster.run.speed import Work, idle_shares
 from cluster.run.tracing import Tracer
 from cluster.schedule import Schedule, Task
 from cluster.start import System
-from cluster.waiting import ActorLost
 from learner.types import Batch
 from rollout.evaluate import evaluate_groups
 from rollout.rewards.answers import final_answer
@@ -40,6 +40,7 @@ class Run:
     console: Console
     generation: Generation
     recording: Recording
+    learning: Learning
     held_out: Sequence[Prompt]
     tokenizer: Any
     tracer: Tracer = field(default_factory=lambda: Tracer(0))
@@ -90,7 +91,7 @@ class Run:
         """Give the engines the learner's weights; metrics of the sync, and memory while everybody is idle."""
         self.console.phase("sync", round_=version)
         faults.reach("sync.send", 0, version)
-        report = self.system.sync(version)
+        report = self.learning.surely(lambda: self.system.sync(version))
         sizes, work = self.system.usage()
         memory = {f"memory/{name}": size for name, size in sizes.items()} | idle_shares(self._work, work)
         self._work = work
@@ -107,7 +108,7 @@ class Run:
             return {}
         prompts = [request.prompt for request in self._turns[version].requests[: self.plan.engines]]
         batch = probe_batch(self.generation.probe(prompts, version), version)
-        mean, largest = self.system.learners.check(batch, self.config.cluster.heartbeat)
+        mean, largest = self.learning.surely(lambda: self.system.learners.check(batch, self.config.cluster.heartbeat))
         return {"mismatch/mean": mean, "mismatch/max": largest}
 
     def next_requests(self, turn: Round) -> list[GroupRequest]:
@@ -141,7 +142,7 @@ class Run:
 
         self.system.moved_on = True
         self.system.before_learning()
-        for report in self.system.learners.update(batch, progress, first=first):
+        for report in self.learning.update(batch, progress, first=first):
             if report is not None:
                 turn.reports.append(report)
             yield
@@ -180,12 +181,12 @@ class Run:
         """Save the trained model in Hugging Face format, and say how the run went."""
         self.tracer.close()
         self.console.phase("saving the model")
-        self.system.learners.export(self.folder.model, 300.0)
+        self.learning.export(self.folder.model, 300.0)
         save_tokenizer(self.tokenizer, self.system.model, self.folder.model)
         self.console.close()
         self.console.always(summary(self.recording.rows, self.folder.path))
 
-    def engine_lost(self, lost: ActorLost) -> None:
-        """Say that an engine is replaced, and why: it costs time, and a second time it may be a fault of the model."""
-        self.recording.events.append("engine_lost", engine=lost.name, reason=lost.reason, hung=lost.hung)
-        self.console.always(f"{lost.name} is replaced, its unfinished groups are generated again: {lost.reason}")
+    def happened(self, text: str, kind: str, names: tuple[str, ...]) -> None:
+        """Something happened to processes: a line for people, and one in the event log."""
+        self.recording.events.append(kind, names=list(names), text=text)
+        self.console.always(text)
