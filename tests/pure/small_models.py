@@ -45,8 +45,13 @@ def byte_level_bpe(*, adds_bos: bool = False, chat_template: str = "", size: int
     return tokenizer
 
 
-def save_model(folder: Path, tokenizer: Any, *, rows: int, tied: bool, architecture: str = "llama") -> Path:
-    """A model directory with an embedding of `rows` rows; weights are random but the same every time."""
+def save_model(
+    folder: Path, tokenizer: Any, *, rows: int, tied: bool, architecture: str = "llama", **larger: int
+) -> Path:
+    """A model directory with an embedding of `rows` rows; weights are random but the same every time.
+
+    `larger`: fields of the configuration, for a model that is not tiny.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -63,6 +68,7 @@ def save_model(folder: Path, tokenizer: Any, *, rows: int, tied: bool, architect
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": None,
+        **larger,
     }
     torch.manual_seed(0)
     model = (
