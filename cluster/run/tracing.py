@@ -11,14 +11,16 @@ from cluster.run.folder import RunFolder
 from cluster.run.trace import Track, chrome_trace, clock_offset, in_lanes, trace_text
 from cluster.schedule import Generate, Task, Train
 from cluster.timeline import Timeline
-from cluster.waiting import fetch_all
+from cluster.waiting import fetch_those
 
 if TYPE_CHECKING:
     from cluster.start import System
 
 CLOCK_READINGS = 5
-SECONDS = 120.0
-"""For everybody to answer; an engine that is generating the next round answers when it is done with it."""
+CLOCK_SECONDS = 5.0
+"""For one reading."""
+SECONDS = 30.0
+"""For everybody to answer: it is asked for when all are idle."""
 
 
 class Tracer:
@@ -56,7 +58,10 @@ class Tracer:
         """Compare clocks, while everybody is idle."""
         if self.round and round_ == self.round:
             self._hosts = system.hosts
-            self._offsets = {name: _offset(name, actor, self._hosts[name]) for name, actor in system.members.items()}
+            for name, actor in system.members.items():
+                offset = _offset(name, actor, self._hosts[name])
+                if offset is not None:
+                    self._offsets[name] = offset
 
     def ask(self, round_: int, began: float, system: System) -> None:
         """A round was recorded: if it is the one, ask everybody for their spans, and wait for nobody."""
@@ -70,19 +75,23 @@ class Tracer:
             self._asked = began, end, calls
 
     def write(self) -> None:
-        """Write the trace if it has been asked for; RemoteFailure when somebody does not answer."""
+        """Write the trace if it has been asked for; whoever does not answer is missing in it, and named."""
         if self._asked is None or self._written or self._folder is None:
             return
         began, end, calls = self._asked
         here = socket.gethostname()
-        spans = fetch_all(calls, SECONDS, f"tracing round {self.round}")
-        tracks = [Track(name, self._hosts[name], self._offsets[name], spans[name]) for name in calls]
+        spans = fetch_those(calls, SECONDS)
+        tracks = [Track(name, self._hosts[name], self._offsets[name], spans[name]) for name in spans]
         tracks.append(Track("driver", here, 0.0, self.driver.between(began, end)))
         tracks.append(Track("scorer", here, 0.0, in_lanes(self.scorer.between(began, end), "scoring")))
         name = f"trace-round-{self.round}.json"
         self._folder.write(name, trace_text(chrome_trace(self.round, began, end, tracks)))
         self._written = True
-        self._say(f"trace      round {self.round} is in {self._folder.path / name}: open it in ui.perfetto.dev")
+        missing = ", ".join(sorted(set(self._hosts) - set(spans)))
+        without = f" (without {missing}, gone since)" if missing else ""
+        self._say(
+            f"trace      round {self.round} is in {self._folder.path / name}{without}: open it in ui.perfetto.dev"
+        )
 
     def close(self) -> None:
         """The end of the run: write what is left, or say that there is no trace."""
@@ -91,13 +100,14 @@ class Tracer:
             self._say(f"--trace-round {self.round}: this start did not make that round, so there is no trace of it")
 
 
-def _offset(name: str, actor: Any, host: str) -> float:
-    """Seconds to add to the clock of a process; on the driver's machine all processes have the same one."""
+def _offset(name: str, actor: Any, host: str) -> float | None:
+    """Seconds to add to the clock of a process; on the driver's machine all have the same one. None without answer."""
     if host == socket.gethostname():
         return 0.0
     samples = []
     for _ in range(CLOCK_READINGS):
         sent = time.monotonic()
-        theirs = fetch_all({name: actor.clock.remote()}, SECONDS, "reading the clock")[name]
-        samples.append((sent, float(theirs), time.monotonic()))
-    return clock_offset(samples)
+        answer = fetch_those({name: actor.clock.remote()}, CLOCK_SECONDS)
+        if name in answer:
+            samples.append((sent, float(answer[name]), time.monotonic()))
+    return clock_offset(samples) if samples else None
