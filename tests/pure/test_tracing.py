@@ -38,7 +38,7 @@ def answers(refs: dict[str, Any], seconds: float) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "fetch_those", answers)
-    monkeypatch.setattr(tracing.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
 
 
 def system(**hosts: str) -> Any:
