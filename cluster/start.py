@@ -28,7 +28,7 @@ from cluster.run.config import Config
 from cluster.run.folder import RunFolder
 from cluster.run.speed import Work
 from cluster.turns import Turns, memory_share
-from cluster.waiting import ActorLost, fetch_all, fetch_those
+from cluster.waiting import ActorLost, fetch_all, fetch_those, headline
 from cluster.weight_sync import SyncReport, sync_weights
 from learner import device as learner_device
 from learner import engine as learner_engine
@@ -198,7 +198,7 @@ class System:
             if (pid := self.pids.pop(name, None)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)  # a stopped process ignores Ray's kill for seconds
-        self.tell(f"{', '.join(names)} lost: {reason}", "lost", names)
+        self.tell(f"{', '.join(names)} lost: {headline(reason)}", "lost", names)
 
     def say(self, text: str, kind: str, names: tuple[str, ...]) -> None:
         """Pass on what supervision has to say."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,6 +21,9 @@ from ray.exceptions import (
 
 from cluster.errors import RemoteFailure
 
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""Ray paints its tracebacks for terminals."""
+
 
 class ActorLost(RemoteFailure):
     """One actor of many died, hangs, or raised; whoever supervises it decides whether it can be replaced."""
@@ -32,6 +36,12 @@ class ActorLost(RemoteFailure):
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         """Picklable, with the texts only."""
         return (type(self), (self.name, self.reason))
+
+
+def headline(reason: str) -> str:
+    """A reason in one line: of a traceback the last, which names the error."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()] or [reason]
+    return f"{lines[0]} {lines[-1]}" if len(lines) > 1 and lines[0].endswith(":") else lines[0]
 
 
 def actor_lost(name: str, error: BaseException, seconds: float) -> ActorLost:
@@ -199,7 +209,7 @@ def describe(error: BaseException, seconds: float) -> str:
     if isinstance(error, GetTimeoutError):
         return f"no answer within {seconds:g} s"
     if isinstance(error, RayTaskError):
-        return f"raised there:\n{error}"  # the remote traceback; its last line names the error
+        return f"raised there:\n{COLOURS.sub('', str(error))}"  # the remote traceback; its last line names the error
     if isinstance(error, ActorDiedError):
         return f"the process died ({_first_line(error)})"
     if isinstance(error, ActorUnavailableError | RayActorError):

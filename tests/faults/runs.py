@@ -36,8 +36,8 @@ class Ended:
 class Command:
     """One launch.py command as a process of its own."""
 
-    def __init__(self, *words: str, fault: str = "") -> None:
-        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    def __init__(self, *words: str, fault: str = "", environment: dict[str, str] | None = None) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != VARIABLE} | (environment or {})
         if fault:
             environment[VARIABLE] = fault
         self._began = time.monotonic()
@@ -63,9 +63,20 @@ class Command:
         return Ended(self.process.returncode, text, time.monotonic() - self._began)
 
 
-def launch(*words: str, fault: str = "", seconds: float = 600.0) -> Ended:
-    """Run a command to its end, whatever ends it."""
-    return Command(*words, fault=fault).end(seconds)
+def launch(*words: str, fault: str = "", seconds: float = 600.0, environment: dict[str, str] | None = None) -> Ended:
+    """Run a command to its end, whatever ends it; `environment` is added to this process's own."""
+    return Command(*words, fault=fault, environment=environment).end(seconds)
+
+
+def pid_of(run: Path, name: str) -> int:
+    """Process of an engine or rank that is up now."""
+    pids = dict(line.split() for line in (run / "pids.txt").read_text().splitlines())
+    return int(pids[name])
+
+
+def events_of(run: Path, kind: str) -> list[dict[str, Any]]:
+    """What the event log has of a kind."""
+    return [event for event in read_events(run) if event["kind"] == kind]
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,45 @@
+"""What errors of other processes look like to people."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+
+import pytest
+import torch
+
+from cluster.start import PORT_TAKEN
+from cluster.waiting import ActorLost, headline
+from rollout.engine import EngineFault
+
+TRACEBACK = "raised there:\nray::RolloutActor.generate() (pid=1)\n  File x\nValueError: no such row"
+
+
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [
+        ("the process died (signal 9)", "the process died (signal 9)"),
+        (TRACEBACK, "raised there: ValueError: no such row"),
+        (f"closing the weight sync: {TRACEBACK}", "closing the weight sync: raised there: ValueError: no such row"),
+        ("", ""),
+    ],
+)
+def test_a_traceback_is_told_in_one_line(reason: str, line: str) -> None:
+    assert headline(reason) == line
+
+
+def test_errors_of_other_processes_survive_their_way_here() -> None:
+    lost = pickle.loads(pickle.dumps(ActorLost("engine-0", "the process died", hung=True)))
+    assert (lost.name, str(lost)) == ("engine-0", "engine-0: the process died")
+    fault = pickle.loads(pickle.dumps(EngineFault("row 7 has no log-probs", ("row-7", 1))))
+    assert (fault.key, str(fault)) == (("row-7", 1), "row 7 has no log-probs")
+
+
+def test_a_rank_whose_port_is_taken_says_so_in_words_that_are_recognised() -> None:
+    """vllm#39015, verl#6677: then the ranks are started again on another port."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(RuntimeError) as raised:
+            torch.distributed.TCPStore("127.0.0.1", holder.getsockname()[1], 1, is_master=True)
+    assert any(sign in str(raised.value) for sign in PORT_TAKEN)
