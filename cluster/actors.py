@@ -110,6 +110,7 @@ class RolloutActor(Shell):
         """RolloutEngine.load_bucket."""
         return self._engine.load_bucket(bucket)
 
+    @work("load weights")
     def load_shared(self, bucket: SharedBucket) -> int:
         """RolloutEngine.load_shared."""
         return self._engine.load_shared(bucket)
@@ -137,10 +138,12 @@ class RolloutActor(Shell):
         """Devices of the engine, each a member of a broadcast group."""
         return self._engine.settings.tensor_parallel
 
+    @work("give up memory")
     def sleep(self) -> None:
         """RolloutEngine.sleep."""
         self._engine.sleep()
 
+    @work("take memory")
     def wake(self, what: str) -> None:
         """RolloutEngine.wake."""
         self._engine.wake(what)
@@ -187,10 +190,9 @@ class LearnerActor(Shell):
 
     def _settle(self) -> None:
         """Wait until the device has done what was asked of it."""
-        if self._engine.device.type == "cuda":
-            import torch
+        from learner.device import synchronise
 
-            torch.cuda.synchronize(self._engine.device)
+        synchronise(self._engine.device)
 
     @work("compare with the engines")
     def check(self, batch: Batch) -> tuple[float, float]:
@@ -236,14 +238,17 @@ class LearnerActor(Shell):
 
         self._sharing = SharedBuckets(self._engine, dtype, bucket_bytes)
 
+    @work("send weights")
     def next_shared(self) -> SharedBucket | None:
         """SharedBuckets.next."""
         return self._sharing.next()
 
+    @work("give up memory")
     def park(self) -> None:
         """LearnerEngine.park."""
         self._engine.park()
 
+    @work("take memory")
     def unpark(self) -> None:
         """LearnerEngine.unpark."""
         self._engine.unpark()
