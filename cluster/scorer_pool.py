@@ -107,21 +107,31 @@ class ScorerPool:
         """All groups that are still to come, as they are done. `deadline`: seconds without any of them (default: what
         the items in question may take at most).
         """
+        return (scored for scored in self.arrivals(deadline) if scored is not None)
+
+    def arrivals(self, deadline: float | None = None, tick: float = 0.05) -> Iterator[ScoredGroup | None]:
+        """The same for a caller with other work to look after: None whenever there was none for `tick` seconds."""
+        waited = 0.0
         while True:
             with self._lock:
                 # One group at worst: a start, and every response twice up to its deadline.
                 slowest = START_SECONDS + 2 * PATIENCE * self._largest * (self.config.deadline + _SECONDS_OVER)
                 patience = slowest if deadline is None else deadline
                 if not self._done and self._unfinished:
-                    self._lock.wait_for(lambda: bool(self._done or self._failure), patience)
+                    self._lock.wait_for(lambda: bool(self._done or self._failure), min(tick, patience))
                 self._raise_failure()
                 done, self._done = self._done, []
                 left = self._unfinished
             yield from done
-            if not done:
-                if left:
-                    raise RemoteFailure(f"{left} groups were not scored: nothing came within {patience:.0f} s.")
+            if done:
+                waited = 0.0
+                continue
+            if not left:
                 return
+            waited += tick
+            if waited >= patience:
+                raise RemoteFailure(f"{left} groups were not scored: nothing came within {patience:.0f} s.")
+            yield None
 
     def close(self) -> None:
         """End all processes and the thread; may be called twice."""
@@ -211,8 +221,8 @@ class ScorerPool:
     def _jobs_of(self, lane: Lane, opened: OpenGroup) -> Iterator[Job]:
         size = len(opened.group.texts)
         one_by_one = lane.style == "response" and not lane.is_async
-        seconds = self.config.deadline * (1 if lane.style == "response" else size)
-        seconds += _SECONDS_OVER if lane.is_async else 0.0
+        # Async calls of one response wait together and enforce their own deadlines, but what they compute adds up.
+        seconds = self.config.deadline * (1 if one_by_one else size) + (_SECONDS_OVER if lane.is_async else 0.0)
         pieces = [range(k, k + 1) for k in range(size)] if one_by_one else [range(size)]
         opened.pending = len(pieces)
         for ks in pieces:

@@ -296,6 +296,14 @@ def test_async_judges_run_together_and_a_slow_one_costs_its_own_response(pool, r
     assert time.monotonic() - began < 8.0
 
 
+def test_what_async_functions_compute_between_their_waits_has_a_deadline_per_response(pool, reward):
+    body = "async def reward(response):\n    await asyncio.sleep(0)\n    time.sleep(0.3)\n    return 1.0\n"
+    scorer = pool(RewardConfig(deadline=0.6), reward(body))
+    scorer.submit(make_group(["132"] * 8))
+    (scored,) = scorer.drain()
+    assert scored.outcomes == ("right",) * 8
+
+
 def test_a_function_that_hangs_on_everything_is_an_error_before_long(pool, reward):
     scorer = pool(RewardConfig(deadline=0.2), reward("def reward(response):\n    time.sleep(60)\n"))
     for number in range(12):
