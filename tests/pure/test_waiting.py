@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+from typing import Any
 
 import pytest
 import torch
@@ -37,9 +38,10 @@ def test_errors_of_other_processes_survive_their_way_here() -> None:
 
 def test_a_rank_whose_port_is_taken_says_so_in_words_that_are_recognised() -> None:
     """vllm#39015, verl#6677: then the ranks are started again on another port."""
+    distributed: Any = torch.distributed  # its stores carry no types
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         with pytest.raises(RuntimeError) as raised:
-            torch.distributed.TCPStore("127.0.0.1", holder.getsockname()[1], 1, is_master=True)
+            distributed.TCPStore("127.0.0.1", holder.getsockname()[1], 1, is_master=True)
     assert any(sign in str(raised.value) for sign in PORT_TAKEN)
