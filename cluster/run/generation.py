@@ -175,8 +175,7 @@ class Generation:
             self.console.advance(done, f"{unit}, {self.system.pool.tokens:,} tokens", lane)
             yield None
         self._generated_at = time.monotonic()
-        for scored in self.scorer.drain():
-            yield scored
+        yield from self.scorer.arrivals()
 
     def _request(self, turn: Round, prompt: Prompt, minibatch: int) -> GroupRequest:
         occurrence = turn.occurrences[prompt.row_id]

@@ -132,7 +132,9 @@ class Pretend:
         self._queue.clear()
         return scored
 
-    drain = ready
+    def arrivals(self) -> Iterator[ScoredGroup | None]:
+        yield None
+        yield from self.ready()
 
     # console
 
