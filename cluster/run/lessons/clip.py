@@ -26,7 +26,7 @@ def falls_apart(evidence: Evidence) -> Outcome:
 
 
 def holds(evidence: Evidence) -> Outcome:
-    """At least three quarters of the starting accuracy are left at the end (usually there is more than at the start)."""
+    """At least three quarters of the starting accuracy are left at the end; usually it has grown."""
     before, after = start_and_end(evidence.rows, "eval/correctness")
     return Outcome(
         after >= HELD * before,
