@@ -19,6 +19,7 @@ import numpy as np
 
 from cluster.errors import BrokenPromise
 from cluster.run.records import append_bytes, sync_folder
+from cluster.run.secrecy import redacted
 from rollout.types import UserError
 
 Row = dict[str, Any]
@@ -201,7 +202,9 @@ class EventLog:
         if "time" in details:
             raise ValueError("An event is stamped with the time it is written at; call the detail something else.")
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        event = {"time": now, "round": round, "kind": kind, **details}
+        # Texts come from anywhere, errors of libraries included.
+        told = {key: redacted(value) if isinstance(value, str) else value for key, value in details.items()}
+        event = {"time": now, "round": round, "kind": kind, **told}
         self._file.write(event)
         return event
 

@@ -19,13 +19,14 @@ from cluster.plan import Plan, make_plan, plan_text, read_model_facts
 from cluster.private import private_ray
 from cluster.resources import local_resources
 from cluster.run.checkpoints import Checkpoint, CheckpointStore
-from cluster.run.cli import as_toml
+from cluster.run.cli import as_toml, fields
 from cluster.run.commits import Commits, base_manifest
 from cluster.run.config import Config
 from cluster.run.console import Console
 from cluster.run.folder import RunFolder, default_run
 from cluster.run.inputs import check_rows
 from cluster.run.resume import check_inputs, choose, restore
+from cluster.run.secrecy import refuse_secrets
 from cluster.run.signals import Terminated, handled
 from cluster.run.trackers import Trackers, choose_trackers
 
@@ -56,6 +57,7 @@ def open_run(config: Config, resume: Path | None = None) -> Iterator[Run]:
     Raises UserError for what cannot work (nothing was started), Stopped with the exit code for everything later.
     """
     resources = local_resources()
+    refuse_secrets(fields(config))
     plan = make_plan(config, resources, read_model_facts(config.model))
     choose_trackers(config.tracker)
     check_rows(config, plan)

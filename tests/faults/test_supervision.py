@@ -50,7 +50,9 @@ def test_with_an_engine_and_a_rank_killed_the_run_ends_as_if_nothing_had_happene
 ) -> None:
     """Rows 1 and 4: the rank dies in the backward pass of round 2, the engine whenever round 1 has been recorded."""
     run = tmp_path / "run"
-    command = Command(*SMALL, "--run", str(run), fault="bwd@2:1:2:kill9:once", environment=leftovers.environment)
+    secret = "planted-secret-0123456789"
+    environment = leftovers.environment | {"HF_TOKEN": secret, "WANDB_API_KEY": secret}
+    command = Command(*SMALL, "--run", str(run), fault="bwd@2:1:2:kill9:once", environment=environment)
     await_round(run, 1, command)
     os.kill(pid_of(run, "engine-0"), signal.SIGKILL)
     ended = command.end()
@@ -61,6 +63,8 @@ def test_with_an_engine_and_a_rank_killed_the_run_ends_as_if_nothing_had_happene
     assert sorted(lost) == ["engine-0", "learner-0", "learner-1"]
     assert len(events_of(run, "ranks_back")) == 1
     assert events_of(run, "resume") == []
+    holding = [path for path in run.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert holding == [], "a secret of the environment is in the run directory"
 
 
 def test_sigterm_ends_a_run_within_its_grace_with_what_was_committed(tmp_path: Path, leftovers: Leftovers) -> None:
