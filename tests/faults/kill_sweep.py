@@ -1,10 +1,11 @@
 """Kills runs at random moments, resumes them until they end, and compares the end with the undisturbed run.
 
-python tests/faults/kill_sweep.py [--kills 20] [--who driver|learner-0|engine-0] [--out DIR] [--seed 0] [-- FLAGS]
+python tests/faults/kill_sweep.py [--kills 20] [--who driver,engine-0,learner-1] [--out DIR] [--seed 0] [-- FLAGS]
 
-Each line of the table is one run that was killed once and resumed. Every fifth kill comes while the run starts; the
-others at a moment drawn evenly over what comes after its start was committed (`+` in the table). Exit code 1 when any
-of them ends in another state. With `--zero 0,1,2,3 --ranks 1,2` the sweep is repeated for every combination.
+Each line of the table is one run in which one process was killed once; a run that was ended by it is resumed. Every
+fifth kill comes while the run starts; the others at a moment drawn evenly over what comes after its start was committed
+(`+` in the table). Exit code 1 when any of them ends in another state, or leaves a process, shared memory or a temporary
+directory behind for 90 s. With `--zero 0,1,2,3 --ranks 1,2` the sweep is repeated for every combination.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.faults.leftovers import Leftovers
 from tests.faults.runs import Command, Ended, differences, launch, rows_of, salvaged_groups, state_of
 
 RESUMABLE = (-signal.SIGKILL, 3)
@@ -45,12 +47,12 @@ def kill(run: Path, who: str, command: Command, seconds: float) -> None:
         os.kill(int(next(pid for name, pid in pids.items() if name == who)), signal.SIGKILL)
 
 
-def resume_to_the_end(run: Path, ended: Ended, tries: int = 5) -> tuple[Ended, int]:
+def resume_to_the_end(run: Path, ended: Ended, environment: dict[str, str], tries: int = 5) -> tuple[Ended, int]:
     """Resume until a command ends well or in a way that cannot be resumed; how it ended, and how many it took."""
     for attempt in range(tries):
         if ended.code not in RESUMABLE:
             return ended, attempt
-        ended = launch("resume", str(run), "--quiet")
+        ended = launch("resume", str(run), "--quiet", environment=environment)
     return ended, tries
 
 
@@ -63,7 +65,9 @@ def sweep(flags: list[str], kills: int, who: str, out: Path, draw: random.Random
     if first.code:
         raise SystemExit(f"the undisturbed run failed:\n{first.text}")
     expected, rows = state_of(whole), rows_of(whole)
-    print_(f"{' '.join(flags)}\nundisturbed: {first.seconds:.0f} s, round {expected[0]}, weights {expected[1][:16]}")
+    print_(
+        f"{' '.join(flags)}, killing {who}\nundisturbed: {first.seconds:.0f} s, round {expected[0]}, weights {expected[1][:16]}"
+    )
     print_(f"{'run':>4} {'killed at':>9} {'committed':>9} {'resumes':>7} {'salvaged':>8}  {'weights':<16}  result")
     wrong = 0
     for number in range(1, kills + 1):
@@ -71,7 +75,8 @@ def sweep(flags: list[str], kills: int, who: str, out: Path, draw: random.Random
         early = number % 5 == 0
         moment = draw.uniform(0.0, start if early else first.seconds - start)
         when = f"{'' if early else '+'}{moment:.1f} s"
-        command = Command(*flags, "--run", str(run), "--quiet")
+        leftovers = Leftovers()
+        command = Command(*flags, "--run", str(run), "--quiet", environment=leftovers.environment)
         if not early:
             await_start(run, command)
         kill(run, who, command, moment)
@@ -79,14 +84,15 @@ def sweep(flags: list[str], kills: int, who: str, out: Path, draw: random.Random
         began = (run / "config.toml").exists()
         at = state_of(run)[0] if (run / "checkpoints" / "LATEST").exists() else None
         if began:
-            ended, resumes = resume_to_the_end(run, ended)
+            ended, resumes = resume_to_the_end(run, ended, leftovers.environment)
         else:  # killed before there was a directory: the user types the command again
-            ended, resumes = launch(*flags, "--run", str(run), "--quiet"), 0
+            ended, resumes = launch(*flags, "--run", str(run), "--quiet", environment=leftovers.environment), 0
         if ended.code:
             wrong += 1
             print_(f"{number:>4} {when:>9} {at!s:>9} {resumes:>7}: ended with {ended.code}\n{ended.text}")
             continue
         state, other = state_of(run), differences(rows, rows_of(run))
+        other += leftovers.found()
         same = state == expected and not other
         wrong += not same
         print_(
@@ -107,10 +113,10 @@ def main() -> int:
     """Parse, sweep, say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--who", default="driver")
+    parser.add_argument("--who", default="driver,engine-0,learner-1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--zero", default="0")
-    parser.add_argument("--ranks", default="1")
+    parser.add_argument("--ranks", default="2")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("flags", nargs="*")
     options = parser.parse_args()
@@ -120,8 +126,9 @@ def main() -> int:
     for zero in options.zero.split(","):
         for ranks in options.ranks.split(","):
             own = [*flags, "--learner.zero-stage", zero, "--learner.ranks", ranks]
-            draw = random.Random(f"{options.seed} {zero} {ranks}")
-            wrong += sweep(own, options.kills, options.who, out / f"zero{zero}-ranks{ranks}", draw)
+            for who in options.who.split(","):
+                draw = random.Random(f"{options.seed} {zero} {ranks}")
+                wrong += sweep(own, options.kills, who, out / f"zero{zero}-ranks{ranks}-{who}", draw)
     return 1 if wrong else 0
 
 
