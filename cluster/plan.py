@@ -149,6 +149,7 @@ def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
     _at_least("--learner.inner-updates", config.learner.inner_updates, 1)
     _check_sampling(config)
     _check_kl(config)
+    _check_offload(config)
     layout, about_processes = seat(config, resources, prompts)
     notes.extend(about_processes)
     device = "cuda" if find(layout.placement).ON_GPUS else "cpu"
@@ -300,6 +301,14 @@ def _check_sampling(config: Config) -> None:
             f"  To score over the kept tokens only, the engine would have to say which they were. vLLM does that in "
             f"Triton code alone, which its build for CPUs has not, and rollearn does not use it (docs/variants.md).\n"
             f"  Leave it out, or add --rollout.allow-unscored-sampling to do it all the same."
+        )
+
+
+def _check_offload(config: Config) -> None:
+    if config.learner.offload and not config.learner.zero_stage:
+        raise PlanError(
+            "--learner.offload has no effect without ZeRO: DeepSpeed moves the optimizer state of stages 1 to 3 only.\n"
+            "  Add --learner.zero-stage 1, or leave it out."
         )
 
 
