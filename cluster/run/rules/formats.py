@@ -81,7 +81,7 @@ def _tests(view: RunView, count: int) -> tuple[tuple[tuple[int, ...], float], ..
     best = np.maximum.accumulate(evals)[:-1] if len(evals) > 3 else np.empty(0)
     drop = best - np.maximum(evals[1:], np.append(evals[2:], np.inf)) if len(best) else best
     witness = bool(np.any(drop >= np.maximum(0.25 * best, 0.1)))  # evaluation says so too: less is asked here
-    return (((25, 50), 4.5), ((100, 150, 200), 2.0 if witness else 3.0))
+    return (((25, 50), 4.5), ((100, 150, 200), 2.0 if witness else 3.5))
 
 
 def _total_fell(both: _Aligned, fall: Shift) -> bool:
