@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +32,17 @@ TRACED_TICK = 0.02
 """Seconds between two looks at what an engine has finished, in a round that is traced."""
 
 
+FOREIGN = ("VLLM_PORT", "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""What a shell or another launcher may have exported; here every process finds ports and ranks of its own."""
+
+
 class Shell(Worker):
     """What every actor has: its own log file, a pid, and the digest of the code it runs."""
 
     def __init__(self, log: str, trace_round: int = 0) -> None:
         _log_to(log)
         super().__init__(traced=trace_round > 0)
+        forget_foreign(os.environ)
         self._marks = Path(log).parent
         self._trace_round = trace_round
 
@@ -294,6 +299,13 @@ def _gpu() -> str:
     """What torch calls the device of this process; empty without one."""
     torch = sys.modules.get("torch")
     return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else ""
+
+
+def forget_foreign(environment: MutableMapping[str, str]) -> None:
+    """Take FOREIGN variables away, with a line in the log of this process for each."""
+    for name in FOREIGN:
+        if (value := environment.pop(name, None)) is not None:
+            sys.stderr.write(f"{name}={value} from the environment is not used\n")
 
 
 def _log_to(path: str) -> None:

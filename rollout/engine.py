@@ -245,6 +245,13 @@ class RolloutEngine:
 
     def _group(self, request: GroupRequest, output: Any) -> Group:
         responses = sorted(output.outputs, key=lambda response: response.index)
+        for response in responses:
+            if response.finish_reason not in ("stop", "length"):  # a fragment is no response, and no long one either
+                raise EngineFault(
+                    f"engine {self.settings.index}: row {request.prompt.row_id} response {response.index} was broken "
+                    f"off ({response.finish_reason})",
+                    request.key,
+                )
         ids = [np.asarray(response.token_ids, dtype=np.int32) for response in responses]
         return Group(
             request=request,

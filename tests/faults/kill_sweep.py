@@ -4,8 +4,8 @@ python tests/faults/kill_sweep.py [--kills 20] [--who driver,engine-0,learner-1]
 
 Each line of the table is one run in which one process was killed once; a run that was ended by it is resumed. Every
 fifth kill comes while the run starts; the others at a moment drawn evenly over what comes after its start was committed
-(`+` in the table). Exit code 1 when any of them ends in another state, or leaves a process, shared memory or a temporary
-directory behind for 90 s. With `--zero 0,1,2,3 --ranks 1,2` the sweep is repeated for every combination.
+(`+` in the table). Exit code 1 when any of them ends in another state, or leaves a process, shared memory or a
+temporary directory behind for 90 s. With `--zero 0,1,2,3 --ranks 1,2` the sweep is repeated for every combination.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ def sweep(flags: list[str], kills: int, who: str, out: Path, draw: random.Random
     if first.code:
         raise SystemExit(f"the undisturbed run failed:\n{first.text}")
     expected, rows = state_of(whole), rows_of(whole)
-    print_(
-        f"{' '.join(flags)}, killing {who}\nundisturbed: {first.seconds:.0f} s, round {expected[0]}, weights {expected[1][:16]}"
-    )
+    print_(f"{' '.join(flags)}, killing {who}")
+    print_(f"undisturbed: {first.seconds:.0f} s, round {expected[0]}, weights {expected[1][:16]}")
     print_(f"{'run':>4} {'killed at':>9} {'committed':>9} {'resumes':>7} {'salvaged':>8}  {'weights':<16}  result")
     wrong = 0
     for number in range(1, kills + 1):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.run.journal import round_files
+from tests.faults.leftovers import Leftovers
 from tests.faults.runs import Ended, differences, launch, rows_of, salvaged_groups, state_of
 
 SMALL = (
@@ -30,26 +31,29 @@ def was_killed(ended: Ended) -> bool:
 
 
 def test_a_run_stopped_in_every_round_and_resumed_is_the_same_run(undisturbed: Path, tmp_path: Path) -> None:
-    run = tmp_path / "stopped"
-    ended = launch(*SMALL, "--run", str(run), fault="sync.send:0:1:kill9")  # updated, not yet published
+    run, leftovers = tmp_path / "stopped", Leftovers()
+    around = leftovers.environment
+    ended = launch(
+        *SMALL, "--run", str(run), fault="sync.send:0:1:kill9", environment=around
+    )  # updated, not yet published
     assert was_killed(ended), ended.text
     assert state_of(run)[0] == 0
 
-    ended = launch("resume", str(run), fault="score@2:0:2:kill9")  # half of the round is generated
+    ended = launch("resume", str(run), fault="score@2:0:2:kill9", environment=around)  # half of the round is generated
     assert was_killed(ended), ended.text
     assert state_of(run)[0] == 1
 
-    ended = launch("resume", str(run), fault="bwd@0:0:3:nan")  # no step of the round is finite
+    ended = launch("resume", str(run), fault="bwd@0:0:3:nan", environment=around)  # no step of the round is finite
     assert ended.code == 3, ended.text
     assert "3 optimizer steps were not finite" in ended.text
     assert f"resume {run}" in ended.text
     assert state_of(run)[0] == 2
 
-    ended = launch("resume", str(run), fault="ckpt.latest:0:3:kill9")  # renamed, not yet named
+    ended = launch("resume", str(run), fault="ckpt.latest:0:3:kill9", environment=around)  # renamed, not yet named
     assert was_killed(ended), ended.text
     assert state_of(run)[0] == 2
 
-    ended = launch("resume", str(run))
+    ended = launch("resume", str(run), environment=around)
     assert ended.code == 0, ended.text
     assert salvaged_groups(run) == [4, 2, 4, 4]
     assert differences(rows_of(undisturbed), rows_of(run)) == []
@@ -58,6 +62,7 @@ def test_a_run_stopped_in_every_round_and_resumed_is_the_same_run(undisturbed: P
     assert list(round_files(run)) == [1, 2, 3]
     assert all(file.suffix == ".parquet" for file in round_files(run).values())
     assert not list((run / "checkpoints").glob(".tmp-*"))
+    assert leftovers.found() == []
 
 
 @pytest.mark.slow
