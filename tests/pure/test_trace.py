@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.run.trace import Track, chrome_trace, clock_offset, in_lanes, trace_text
-from cluster.timeline import MOST_SPANS, Span, Timeline, Worker, around, work
+from cluster.timeline import MOST_SPANS, Span, Stopwatch, Timeline, Worker, around, work
 
 
 class Clock:
@@ -101,34 +101,49 @@ def test_switched_off_methods_are_not_touched() -> None:
 
 class Shell(Worker):
     @work("load")
-    def load(self, seconds: float) -> str:
-        time.sleep(seconds)
-        return "loaded"
+    def load(self, what: str) -> str:
+        return f"loaded {what}"
 
     @work("generate")
-    def generate(self, count: int, seconds: float) -> Iterator[int]:
-        for at in range(count):
-            time.sleep(seconds)
-            yield at
+    def generate(self, count: int) -> Iterator[int]:
+        yield from range(count)
 
     @work("fail")
     def fail(self) -> None:
-        time.sleep(0.01)
         raise RuntimeError
 
 
-def test_work_is_counted_and_what_lies_between_the_items_of_a_stream_is_not() -> None:
-    shell = Shell(traced=True)
-    assert shell.load(0.02) == "loaded"
-    for _ in shell.generate(3, 0.01):
-        time.sleep(0.05)
+def test_work_is_counted_and_what_lies_between_the_items_of_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    shell = Shell(traced=False)
+    assert shell.load("it") == "loaded it"
+    for _ in shell.generate(3):
+        clock.now += 10
     with pytest.raises(RuntimeError):
         shell.fail()
-    assert 0.06 <= shell.busy < 0.15
-    spans = shell.timeline.between(0, time.monotonic())
-    assert [span.name for span in spans] == ["load", "generate", "fail"]
-    assert spans[1].end - spans[1].begin >= 0.18
+    assert shell.busy == 1 + 4 + 1  # three items, and the end of the stream
     assert inspect.isgeneratorfunction(Shell.generate)
+
+
+def test_work_is_a_span_of_its_name_where_it_is_traced() -> None:
+    shell = Shell(traced=True)
+    shell.load("it")
+    assert list(shell.generate(2)) == [0, 1]
+    with pytest.raises(RuntimeError):
+        shell.fail()
+    assert [span.name for span in shell.timeline.between(0, time.monotonic())] == ["load", "generate", "fail"]
+
+
+def test_a_stopwatch_counts_a_context_inside_another_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", Clock())
+    watch = Stopwatch()
+    with watch, watch:
+        pass
+    with watch:
+        pass
+    assert watch.take() == 2
+    assert watch.take() == 0
 
 
 def test_a_round_becomes_one_track_per_process_in_the_order_of_the_flow() -> None:
