@@ -6,11 +6,16 @@ Must run before `ray` is imported: Ray reads the authentication mode once, at im
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from cluster.errors import PlanError
+from cluster.run.folder import start_time
+
+PREFIX, OWNER = "rollearn-", "owner"
 
 
 def private_ray(address: str) -> Path:
@@ -27,7 +32,10 @@ def private_ray(address: str) -> Path:
         )
     # Ray puts sockets below it, whose paths may not exceed 107 characters.
     where = tempfile.gettempdir()
-    temp = Path(tempfile.mkdtemp(prefix="rollearn-", dir=where if len(where) <= 32 else "/tmp"))
+    where = where if len(where) <= 32 else "/tmp"
+    remove_abandoned(Path(where))
+    temp = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
+    (temp / OWNER).write_text(f"{os.getpid()} {start_time(os.getpid())}")
     os.environ["RAY_AUTH_MODE"] = "token"
     if not address:
         token = temp / "token"
@@ -39,3 +47,14 @@ def private_ray(address: str) -> Path:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     return temp
+
+
+def remove_abandoned(where: Path) -> None:
+    """Remove the directories of runs that were killed (`kill -9` gives a run no time to do it); those in use stay."""
+    for folder in where.glob(f"{PREFIX}*"):
+        with suppress(OSError, ValueError):  # somebody else's, or gone meanwhile, or not one of ours after all
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            pid, started = (folder / OWNER).read_text().split()
+            if start_time(int(pid)) != started:  # numbers of processes are used again
+                shutil.rmtree(folder, ignore_errors=True)

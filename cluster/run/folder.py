@@ -58,7 +58,7 @@ class RunFolder:
 
     def lock(self) -> None:
         """Take the directory for this process; a lock left by a process that is gone is taken over."""
-        mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "start": _start_time(os.getpid())})
+        mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "start": start_time(os.getpid())})
         file = self.path / "lock.json"
         for _ in range(2):
             try:
@@ -135,10 +135,11 @@ def _alive(holder: dict[str, object]) -> bool:
     if holder.get("host") != socket.gethostname():
         return bool(holder)  # another machine on a shared disk: cannot be checked, so it is believed
     pid = holder.get("pid")
-    return isinstance(pid, int) and _start_time(pid) == holder.get("start") is not None
+    return isinstance(pid, int) and start_time(pid) == holder.get("start") is not None
 
 
-def _start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
+    """When a process began, as the kernel counts; None when there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
