@@ -43,19 +43,19 @@ class CpuCosts:
 
 
 MEASURED = CpuCosts(
-    step=1.5e-3,
-    response=85e-6,
-    engine_flops=30e9,
-    microbatch=4e-3,
-    token=4e-6,
-    learner_flops=40e9,
-    parameter=6e-9,
-    sync=0.05,
-    sync_byte=3e-9,
-    turn=0.05,
-    turn_response=20e-6,
+    step=1e-4,
+    response=134e-6,
+    engine_flops=38e9,
+    microbatch=6e-3,
+    token=6.5e-6,
+    learner_flops=50e9,
+    parameter=33e-9,
+    sync=0.08,
+    sync_byte=2.5e-9,
+    turn=7e-3,
+    turn_response=35e-6,
 )
-"""Measured on two cores of an x86-64 server (AVX-512), see docs/simulator.md."""
+"""Measured on two busy cores of an x86-64 server (AVX-512), see docs/simulator.md."""
 
 
 @dataclass(frozen=True, slots=True)
