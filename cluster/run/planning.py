@@ -60,7 +60,7 @@ def main(words: list[str]) -> int:
     sys.stdout.write(plan_text(config, plan, resources) + "\n")
     text, fits = _capacity(options, config, plan, resources, cluster)
     sys.stdout.write(text + "\n")
-    if options.simulate and fits:
+    if options.simulate and fits and not text.startswith("capacity"):
         sys.stdout.write("\n".join(_simulation(options, config, plan, resources, cluster)) + "\n")
     return DONE if fits else BAD_REQUEST
 
@@ -88,16 +88,18 @@ def _local_cluster(config: Config, resources: Resources, name: Callable[[], str]
 def _capacity(
     options: PlanOptions, config: Config, plan: Plan, resources: Resources, cluster: Cluster | None
 ) -> tuple[str, bool]:
-    """Memory and time as text, and whether it fits."""
-    model, work = _model_and_work(options, config, plan)
+    """Memory and time as text, and whether it fits. PlanError for named GPUs and a model that is not known here."""
+    try:
+        model, work = _model_and_work(options, config, plan)
+    except PlanError as unknown:
+        if options.gpu:
+            raise
+        return f"capacity   memory and time are not worked out: {unknown}", True  # the run itself may work all the same
     if cluster is not None:
         return capacity.gpu_text(config, plan, model, work, cluster)
     if plan.device == "cpu":
         return capacity.cpu_text(config, plan, model, work, resources)
-    return (
-        "capacity   these GPUs are not in the table: name similar ones for memory and time, for example --gpu h100",
-        True,
-    )
+    return "capacity   these GPUs are not in the table: for memory and time name similar ones, as in --gpu h100", True
 
 
 def _model_and_work(options: PlanOptions, config: Config, plan: Plan) -> tuple[Architecture, Work]:

@@ -351,3 +351,9 @@ def test_the_gpus_of_this_machine_are_planned_for_when_they_are_in_the_table() -
     assert planning._local_cluster(config, eight, lambda: "some other GPU") is None
     assert planning._local_cluster(config, Resources(cpus=2, gpus=0, memory=1 << 34), lambda: "NVIDIA L4") is None
     assert planning._local_cluster(parse(["--cluster.placement", "cpu"]), eight, lambda: "NVIDIA L4") is None
+
+
+def test_a_model_that_is_not_known_here_can_still_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 128, "max_position_embeddings": 4096}')
+    assert planning.main(["--model", str(tmp_path), "--simulate"]) == 0
+    assert "not worked out" in capsys.readouterr().out
