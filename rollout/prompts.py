@@ -30,6 +30,8 @@ MIN_HELD_OUT = 10
 HELD_OUT_SHARE = 10
 """At most one row in this many is set aside."""
 
+SPLITS: tuple[Split, ...] = ("train", "eval")
+
 VerifyGold = Callable[[str], bool]
 """Says whether an answer, given as the response's final answer, is graded right."""
 
@@ -133,27 +135,34 @@ def check_prompts(
     answer_required: bool = True,
     verify_gold: VerifyGold | None = None,
     vocabulary: Path | None = None,
+    splits: Sequence[Split] = SPLITS,
 ) -> int | None:
     """What can be found out in a moment, without transformers, network or generator: bad rows raise `BadRows`.
 
     `vocabulary`: the model's tokenizer.json, if there is one; prompts that are too long before any template are named.
-    Returns the number of rows of a file; None for other sources, of which only the spelling is checked.
+    Returns the number of rows of files, held-out ones included; None for sources of which only the spelling is checked.
     """
     found, rest = find_source(spec)
     if found is not None:
         check = getattr(sys.modules[found.rows.__module__], "check", None)
         if check is not None:
             check(rest)
-        return None
-    rows = read_rows(spec)
-    keys, _ = find_keys(spec, rows, data, answer_required)
-    candidates, problems, _ = examine(rows, keys, data, answer_required)
-    if data.skip_bad_rows:
-        return len(rows)
-    problems += _unverified(candidates, verify_gold) + too_long(candidates, vocabulary, data.max_prompt_tokens)
-    if problems:
-        raise BadRows(f"{spec}: {report(problems, len(rows))}", problems)
-    return len(rows)
+        if not Path(rest).is_dir():
+            return None
+    count, texts, problems = 0, [], []
+    for split in splits:
+        rows = read_rows(spec, split=split)
+        keys, _ = find_keys(spec, rows, data, answer_required)
+        candidates, faults, _ = examine(rows, keys, data, answer_required)
+        if not data.skip_bad_rows:
+            faults += _unverified(candidates, verify_gold) + too_long(candidates, vocabulary, data.max_prompt_tokens)
+        if faults:
+            texts.append(f"{spec}: {report(faults, len(rows))}")
+        problems += faults
+        count += len(rows)
+    if problems and not data.skip_bad_rows:
+        raise BadRows("\n".join(texts), problems)
+    return count
 
 
 def load_prompts(

@@ -12,7 +12,7 @@ from typing import Any
 from cluster.plan import Plan
 from cluster.run.config import Config
 from rollout.config import DataConfig
-from rollout.prompts import PromptSet, check_prompts, load_prompt_sets, load_prompts
+from rollout.prompts import SPLITS, PromptSet, check_prompts, load_prompt_sets, load_prompts
 from rollout.rewards.selftest import verify_gold
 from rollout.scoring import Scoring
 from rollout.stream import PromptStream
@@ -58,6 +58,7 @@ def check_rows(config: Config, plan: Plan) -> None:
             answer_required=not config.reward_function,
             verify_gold=verify_gold,
             vocabulary=Path(plan.model.path) / "tokenizer.json",
+            splits=SPLITS if config.eval.every else SPLITS[:1],
         )
 
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,6 +193,8 @@ def plain(value: Any, task: str) -> Any:
     for collection in (list, tuple):
         if isinstance(value, collection):
             return collection(plain(item, task) for item in value)
+    if isinstance(value, Fraction):
+        return str(value)  # what a question was made of; scorers compare answers, which are text
     if hasattr(value, "item") and hasattr(value, "dtype"):
         return plain(value.item(), task)
     raise UserError(f"Rows of {task} hold a {type(value).__name__}, which cannot travel between processes.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from rollout.config import DataConfig, EvalConfig, RewardConfig
-from rollout.prompts import load_prompt_sets, load_prompts, read_rows
+from rollout.problems import BadRows
+from rollout.prompts import check_prompts, load_prompt_sets, load_prompts, read_rows
 from rollout.row_checks import SCORED_BY, examine, find_keys
 from rollout.scoring import Scoring
 from rollout.tasks import source, sources
@@ -235,3 +237,23 @@ def test_a_group_is_scored_in_the_pool(rows):
     assert done.outcomes == ("right", "wrong", "wrong")
     assert done.timeouts == 0
     assert done.total.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_the_example_of_the_documentation_has_rows_that_travel():
+    rows = read_rows("reasoning-gym:chain_sum/size=12,gsm_symbolic/size=12", seed=0)
+    assert {row.columns["domain"] for row in rows} == {"chain_sum", "gsm_symbolic"}
+    assert pickle.loads(pickle.dumps(rows)) == rows
+
+
+def test_bad_rows_of_a_saved_data_set_are_found_without_a_tokenizer_in_both_splits(tmp_path):
+    import datasets
+
+    good, bad = {"prompt": "1 + 1?", "answer": "2"}, {"prompt": "", "answer": "2"}
+    parts = {"train": datasets.Dataset.from_list([good, bad]), "test": datasets.Dataset.from_list([bad])}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "both")
+    with pytest.raises(BadRows) as caught:
+        check_prompts(str(tmp_path / "both"), DataConfig())
+    assert [problem.where.rpartition("row ")[2] for problem in caught.value.problems] == ["2", "1"]
+    with pytest.raises(BadRows) as caught:
+        check_prompts(str(tmp_path / "both"), DataConfig(), splits=("train",))
+    assert len(caught.value.problems) == 1
