@@ -87,10 +87,10 @@ def judge(lesson: Lesson, config: Config, *, healthy: bool) -> tuple[Outcome, li
 
 
 def read_responses(run: Path) -> Responses:
-    """Correctness and paid format of every response of a run directory."""
+    """Correctness and reward of every response that a run was trained on."""
     import pyarrow.parquet as pq
 
-    columns = ["reward_correctness", "reward_format"]
+    columns = ["reward_correctness", "reward_total"]
     tables = [pq.read_table(file, columns=columns) for file in sorted((run / "groups").glob("round-*.parquet"))]
     parts = [[table[name].to_numpy() for table in tables] for name in columns]
     return Responses(*(np.concatenate(part) if part else np.empty(0) for part in parts))

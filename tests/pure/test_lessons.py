@@ -27,7 +27,7 @@ VOCABULARY = 128
 LAPTOP = Resources(cpus=2, gpus=0, memory=16 << 30)
 
 
-def evidence(right: Sequence[float] = (), form: Sequence[float] = (), **columns: Sequence[float]) -> Evidence:
+def evidence(right: Sequence[float] = (), total: Sequence[float] = (), **columns: Sequence[float]) -> Evidence:
     """A run whose rows hold the columns (`stage__what` for `stage/what`), and its responses."""
     count = max(len(column) for column in columns.values())
     rows: list[dict[str, Any]] = [{"round": at} for at in range(count)]
@@ -35,7 +35,7 @@ def evidence(right: Sequence[float] = (), form: Sequence[float] = (), **columns:
         for at, value in enumerate(column):
             if not math.isnan(value):
                 rows[at][name.replace("__", "/")] = value
-    return Evidence(rows, VOCABULARY, Responses(np.array(right, dtype=float), np.array(form, dtype=float)))
+    return Evidence(rows, VOCABULARY, Responses(np.array(right, dtype=float), np.array(total, dtype=float)))
 
 
 def finding(name: str, severity: Any) -> Finding:
@@ -119,11 +119,11 @@ def test_format_is_hacked_when_it_saturates_while_accuracy_does_not_rise(
 
 def test_one_response_paid_for_form_alone_refutes_conditional_format() -> None:
     curves: dict[str, list[float]] = {"eval__correctness": [0.2, 0.3], "eval__format": [0.5, 0.9]}
-    assert honest(evidence(right=[1, 1, 0], form=[1, 0, 0], **curves)).shown
-    assert not honest(evidence(right=[1, 1, 0], form=[1, 0, 1], **curves)).shown
+    assert honest(evidence(right=[1, 1, 0], total=[4, 1, 0], **curves)).shown
+    assert not honest(evidence(right=[1, 1, 0], total=[4, 1, 3], **curves)).shown
     assert not honest(evidence(**curves)).shown, "no response was read, so nothing is proven"
     curves["eval__correctness"] = [0.2, 0.19]
-    assert not honest(evidence(right=[1], form=[1], **curves)).shown
+    assert not honest(evidence(right=[1], total=[4], **curves)).shown
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)

@@ -22,12 +22,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """Two reward parts of every response that was trained on, over all rounds."""
+    """What every response that was trained on earned, over all rounds."""
 
     correctness: npt.NDArray[np.float64]
     """(B,) 1 where the answer was right."""
-    format: npt.NDArray[np.float64]
-    """(B,) the format reward that was paid."""
+    total: npt.NDArray[np.float64]
+    """(B,) the whole reward; beyond correctness it is what was paid for format, which is not all that was measured."""
 
 
 @dataclass(frozen=True, slots=True)

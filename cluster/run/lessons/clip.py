@@ -64,7 +64,11 @@ LESSON = Lesson(
     },
     failing=Twin(
         title="the ratio is not clipped (bounds at a million), with a learning rate that is too high",
-        settings={"learner.clip_low": UNBOUNDED, "learner.clip_high": UNBOUNDED},
+        settings={
+            "learner.clip_low": UNBOUNDED,
+            "learner.clip_high": UNBOUNDED,
+            "learner.dual_clip": 2 * UNBOUNDED,
+        },
         judge=falls_apart,
         why="The 32 steps of a round all learn from responses of one old policy. The loss is ratio x advantage: once a "
         "step has made a token likelier, the next step pushes it with a larger weight, and nothing ends that. So a "
@@ -73,13 +77,14 @@ LESSON = Lesson(
         findings=("ratio-explosion", "lr-too-high", "reward-collapse"),
     ),
     healthy=Twin(
-        title="the same learning rate, with the ratio clipped to 0.8 .. 1.28",
-        settings={"learner.clip_low": 0.2, "learner.clip_high": 0.28},
+        title="the same learning rate, with the ratio clipped to 0.8 .. 1.28 and a dual clip of 3",
+        settings={"learner.clip_low": 0.2, "learner.clip_high": 0.28, "learner.dual_clip": 3.0},
         judge=holds,
         why="A token that has moved out of 0.8 .. 1.28 in the direction of its advantage has no gradient for the rest "
         "of the round: further steps cannot push it further. The learning rate is as high as before, but a round "
-        "cannot leave the neighbourhood in which its responses mean something. (Tokens that move against their "
-        "advantage are not held: --learner.dual-clip is for those.)",
+        "cannot leave the neighbourhood in which its responses mean something. What moves against its advantage is "
+        "not held by the clip: a token of a bad response that other tokens have made likelier weighs as much as its "
+        "ratio. The dual clip bounds that at 3.",
     ),
     look_at=(
         "eval/correctness: the first evaluations already differ",

@@ -8,6 +8,8 @@ from cluster.run.lessons import Evidence, Figure, Lesson, Outcome, Twin, figure,
 
 SATURATED = 0.9
 """Share of well-formed held-out responses that counts as saturated."""
+WEIGHT = 3.0
+"""What format is worth beside a right answer."""
 STALLED = 0.05
 """Held-out accuracy may rise by this much and still count as stalled."""
 
@@ -27,7 +29,8 @@ def hacked(evidence: Evidence) -> Outcome:
 def honest(evidence: Evidence) -> Outcome:
     """No response was paid for format without a right answer, and accuracy did not fall below its start."""
     right, form = _both(evidence)
-    paid = evidence.responses.format > evidence.responses.correctness
+    # Paid for format: what the reward has beyond correctness, in units of its weight; it must not exceed correctness.
+    paid = (evidence.responses.total - evidence.responses.correctness) / WEIGHT > evidence.responses.correctness + 1e-9
     count = len(paid)
     shown = count > 0 and not paid.any() and right.after >= right.before
     return Outcome(
@@ -49,7 +52,7 @@ def _figures(evidence: Evidence) -> tuple[Figure, ...]:
     return (
         *_both(evidence),
         figure(rows, "reward/correctness", "training accuracy"),
-        figure(rows, "reward/format", "format reward, mean"),
+        figure(rows, "reward/format", "training format, paid or not"),
         figure(rows, "reward/total", "total reward, mean"),
         figure(rows, "group/zero_signal", "share of groups without signal"),
     )
@@ -63,7 +66,7 @@ LESSON = Lesson(
         "rollouts": 256,
         "minibatches": 2,
         "rounds": 24,
-        "reward.format_weight": 3.0,
+        "reward.format_weight": WEIGHT,
         "rollout.max_new_tokens": 17,
         "eval.every": 8,
         "eval.size": 160,
