@@ -181,9 +181,7 @@ def test_one_row_too_long_is_left_out_and_counted_and_the_others_stay(tokenizers
     assert (loaded.rows, loaded.left_out) == (5, 1)
     assert "1 of 5 rows were left out." in loaded.notes
     assert loaded.longest <= 40
-    with pytest.raises(
-        BadRows, match=r"a\.jsonl:4: \d+ tokens; --data\.max-prompt-tokens.* is 40"
-    ):
+    with pytest.raises(BadRows, match=r"a\.jsonl:4: \d+ tokens; --data\.max-prompt-tokens.* is 40"):
         load_prompts(str(path), DataConfig(max_prompt_tokens=40), tokenizers[PLAIN], seed=0, split="train")
 
 

@@ -80,7 +80,11 @@ def test_all_problems_of_a_file_are_in_one_report_with_their_lines():
 
 
 def test_golds_and_lengths_are_in_the_same_report_as_all_else(tmp_path):
-    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+1="}, {"prompt": "2", "answer": "\\boxed{"}]
+    rows: list[dict[str, object]] = [
+        {"prompt": "1+1=", "answer": "2"},
+        {"prompt": "1+1="},
+        {"prompt": "2", "answer": "\\boxed{"},
+    ]
     rows += [{"prompt": "1+" * 30 + "1=", "answer": "31"}, {"prompt": [{"role": "user", "content": "1" * 60}]}]
     spec = write(tmp_path / "a.jsonl", *rows)
     with pytest.raises(BadRows) as caught:
