@@ -23,6 +23,7 @@ from cluster.fleet import Fleet, Limits, Lost, Restart, Started
 from cluster.learner_group import LearnerGroup
 from cluster.memory import resident
 from cluster.plan import Plan
+from cluster.ports import on_a_free_port
 from cluster.rollout_pool import RolloutPool
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
@@ -41,9 +42,6 @@ START_SECONDS = 600.0
 """An actor may take this long to start (a large model is read from a slow disk)."""
 SYNC_SECONDS = 600.0
 """A weight sync may take this long."""
-PORT_TRIES = 5
-PORT_TAKEN = ("EADDRINUSE", "ddress already in use")
-"""What a rank says when the port that was free has been taken meanwhile."""
 
 
 @dataclass
@@ -235,23 +233,27 @@ class System:
             SYNC_SECONDS,
         )
 
-    def _start_ranks(self, others: dict[str, Any]) -> list[Any]:
-        """All ranks, loaded, on a port that is free; `others` are waited for together with them. ActorLost."""
-        for attempt in range(1, PORT_TRIES + 1):
-            ranks = [self._rank_actor(rank) for rank in range(self.plan.ranks)]
+    def _start_ranks(self, others: dict[str, Any], begun: list[Any] | None = None) -> list[Any]:
+        """All ranks, loaded; `others` are waited for together with them. ActorLost, and then none of them is left.
+
+        `begun` are ranks that were started already and have loaded nothing.
+        """
+        begun = begun or []
+
+        def attempt() -> list[Any]:
+            ranks = [begun.pop(0) if begun else self._rank_actor(rank) for rank in range(self.plan.ranks)]
             try:
                 address = fetch_all({"learner-0": ranks[0].free_port.remote()}, START_SECONDS, "finding a port")
                 settings = [self._rank_settings(rank) for rank in range(len(ranks))]
                 loading = [a.load.remote(s, *address["learner-0"]) for a, s in zip(ranks, settings, strict=True)]
                 self._await({f"learner-{rank}": call for rank, call in enumerate(loading)} | others)
-                return ranks
-            except ActorLost as lost:
-                taken = any(sign in lost.reason for sign in PORT_TAKEN)
+            except ActorLost:
                 for rank in ranks:
                     ray.kill(rank, no_restart=True)
-                if not taken or attempt == PORT_TRIES:
-                    raise
-        raise AssertionError("not reached")
+                raise
+            return ranks
+
+        return on_a_free_port(attempt)
 
     def _await(self, calls: dict[str, Any]) -> None:
         """Wait until actors are up; write down who and where they are. ActorLost names the log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import random
@@ -217,6 +218,19 @@ def test_a_full_disk_at_any_point_keeps_the_old_checkpoint_and_leaves_no_rubbish
         commit(store, 3)
         assert store.failures == 0
         assert found(store) == 3
+
+
+def test_a_quota_is_a_full_disk(tmp_path: Path) -> None:
+    """open-mmlab/mmdetection#12069: another number, the same thing."""
+    store = run_of(tmp_path, 1)
+
+    def write(folder: Path) -> dict[str, Vote]:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with pytest.raises(NotSaved, match="Disk quota exceeded"):
+        store.commit(manifest_of(2), write, expected_bytes=0)
+    assert found(store) == 1
+    assert sorted(p.name for p in store.path.iterdir()) == ["LATEST", "round-00001"]
 
 
 def test_one_rank_that_votes_no_is_enough(tmp_path: Path) -> None:

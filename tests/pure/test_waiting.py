@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.start import PORT_TAKEN
+from cluster.ports import PORT_TAKEN, on_a_free_port
 from cluster.waiting import ActorLost, headline
 from rollout.engine import EngineFault
 
@@ -45,3 +45,30 @@ def test_a_rank_whose_port_is_taken_says_so_in_words_that_are_recognised() -> No
         with pytest.raises(RuntimeError) as raised:
             distributed.TCPStore("127.0.0.1", holder.getsockname()[1], 1, is_master=True)
     assert any(sign in str(raised.value) for sign in PORT_TAKEN)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "tries"),
+    [
+        ([], 1),
+        (["raised there: EADDRINUSE, message: address already in use"] * 4, 5),
+        (["raised there: EADDRINUSE"] * 9, 5),
+        (["raised there: no such file"] * 9, 1),
+    ],
+)
+def test_ranks_are_started_again_on_another_port_and_not_for_ever(reasons: list[str], tries: int) -> None:
+    left, made = list(reasons), 0
+
+    def attempt() -> str:
+        nonlocal made
+        made += 1
+        if left:
+            raise ActorLost("learner-0", left.pop(0))
+        return "up"
+
+    if len(reasons) >= tries:
+        with pytest.raises(ActorLost):
+            on_a_free_port(attempt)
+    else:
+        assert on_a_free_port(attempt) == "up"
+    assert made == tries
