@@ -135,7 +135,10 @@ def doctor_says(twin: Twin, findings: Sequence[Finding]) -> str:
     if not twin.findings:
         verdict = "Nothing critical" if named(twin, findings) else "Something critical, which no healthy run has"
         return f"{verdict}: {everything}."
-    naming = [each for each in findings if each.id in twin.findings]
+    # The twin lists the closest name first; the doctor lists the loudest first.
+    naming = sorted(
+        (each for each in findings if each.id in twin.findings), key=lambda each: twin.findings.index(each.id)
+    )
     if not naming:
         return f"It did not name this failure ({' or '.join(twin.findings)}); it found: {everything}."
     first = naming[0]
