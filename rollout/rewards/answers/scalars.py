@@ -98,13 +98,15 @@ def _infinity(node: Node) -> int:
 
 
 def _values(gold: str, answer: str) -> Opinion:
-    if ("\\infty" in gold) != ("\\infty" in answer) or ("\\ldots" in gold) != ("\\ldots" in answer):
-        return "wrong"  # 1/\infty is no number, and what goes on is not what stops
+    if ("\\ldots" in gold) != ("\\ldots" in answer):
+        return "wrong"  # what goes on is not what stops
     gold_node, answer_node = _read(gold), _read(answer)
     if gold_node is None or answer_node is None:
         return "unsure" if all(map(_is_notation, (gold, answer))) else "wrong"
     if _infinity(gold_node) or _infinity(answer_node):
         return "right" if _infinity(gold_node) == _infinity(answer_node) else "wrong"
+    if ("\\infty" in gold) != ("\\infty" in answer):
+        return "wrong"  # 1/\infty is no number
     gold_exact, answer_exact = _rational(gold_node), _rational(answer_node)
     if gold_exact is not None and answer_exact is not None:
         if gold_exact == answer_exact:
