@@ -24,8 +24,8 @@ class ClusterConfig:
     """Seconds an engine or rank may go without any progress."""
     mismatch_limit: float | None = None
     """Largest |engine - learner| log-prob of a token before the run stops (default: 0.02 in float32, else 1.0)."""
-    grace: float = 10.0
-    """Seconds the run has to finish cleanly after SIGINT or SIGTERM."""
+    grace: float = 20.0
+    """Seconds the run has to finish cleanly after SIGINT or SIGTERM; then it is ended at once."""
 
 
 @dataclass(frozen=True)

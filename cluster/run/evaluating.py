@@ -15,7 +15,7 @@ from typing import Annotated
 
 import tyro
 
-from cluster.errors import DONE, PlanError
+from cluster.errors import DONE, INTERRUPTED, PlanError
 from cluster.plan import make_plan, read_model_facts
 from cluster.private import private_ray
 from cluster.resources import local_resources
@@ -117,14 +117,15 @@ def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict
     plan = make_plan(config, resources, read_model_facts(config.model))
     pids: dict[str, int] = {}
 
-    def end_now() -> None:
+    def end_now(number: int) -> None:
         for pid in pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        os._exit(INTERRUPTED)
 
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollearn-eval-")))
-        stack.enter_context(handled(end_now))
+        stack.enter_context(handled(end_now, config.cluster.grace))
         folder = RunFolder.create(place / "eval")
         code = folder.copy_code(Path(__file__).resolve().parents[2])
         temp = private_ray("")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,16 +85,22 @@ def _running(opening: _Opening) -> Iterator[Run]:
     """Processes up, body, processes down; turns the end of the body into an exit code."""
     folder = opening.folder
     pids: dict[str, int] = {}
+    temps: list[Path] = []
 
-    def end_now() -> None:
+    def end_now(number: int) -> None:
         for pid in pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for temp in temps:
+            shutil.rmtree(temp, ignore_errors=True)
+        sys.stderr.write(f"ended at once; {_what_is_left(folder)}\n")
+        sys.stderr.flush()
+        os._exit(INTERRUPTED if number == signal.SIGINT else _code(folder))
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(handled(end_now))
+        stack.enter_context(handled(end_now, opening.config.cluster.grace))
         try:
-            run = _start(opening, pids, stack)
+            run = _start(opening, pids, temps, stack)
             yield run
         except KeyboardInterrupt:
             raise Stopped(INTERRUPTED, f"interrupted; {_what_is_left(folder)}") from None
@@ -104,12 +112,13 @@ def _running(opening: _Opening) -> Iterator[Run]:
             raise Stopped(_code(folder), f"{error}\n  {_what_is_left(folder)}") from None
 
 
-def _start(opening: _Opening, pids: dict[str, int], stack: contextlib.ExitStack) -> Run:
+def _start(opening: _Opening, pids: dict[str, int], temps: list[Path], stack: contextlib.ExitStack) -> Run:
     config, plan, folder, console = opening.config, opening.plan, opening.folder, opening.console
     began = time.monotonic()
     console.phase("starting Ray, engines and ranks")
     code = folder.copy_code(SOURCE)
     temp = private_ray(config.cluster.address)
+    temps.append(temp)
     # The tokenizer's imports take seconds and need no process of Ray's: both go on at once.
     pool = stack.enter_context(ThreadPoolExecutor(1))
     loading = pool.submit(_load_inputs, config, plan, folder)

@@ -1,14 +1,12 @@
-"""SIGINT and SIGTERM end a run cleanly; a second SIGINT ends it at once."""
+"""SIGINT and SIGTERM end a run cleanly within a grace; a second SIGINT ends it at once."""
 
 from __future__ import annotations
 
-import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-from cluster.errors import INTERRUPTED
 
 
 class Terminated(BaseException):
@@ -16,22 +14,31 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def handled(end_now: Callable[[], None]) -> Iterator[None]:
-    """Raise KeyboardInterrupt or Terminated in the main thread once; on a second SIGINT call `end_now` and exit 130."""
+def handled(end_now: Callable[[int], None], grace: float) -> Iterator[None]:
+    """Raise KeyboardInterrupt or Terminated in the main thread once, so that the body ends and is closed.
+
+    `end_now(signal)` ends the process instead: at a second SIGINT, or when the body has not been left `grace` seconds
+    after the first signal.
+    """
     seen: list[int] = []
+    patience: list[threading.Timer] = []
 
     def on_signal(number: int, _: FrameType | None) -> None:
         again = number == signal.SIGINT and signal.SIGINT in seen
         seen.append(number)
         if again:
-            end_now()
-            os._exit(INTERRUPTED)
+            end_now(number)
         if len(seen) == 1:  # while closing, further signals must not cut the clean-up short
+            patience.append(threading.Timer(grace, end_now, (number,)))
+            patience[0].daemon = True
+            patience[0].start()
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
+        for timer in patience:
+            timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
