@@ -162,10 +162,13 @@ def _alone(run: Run, turn: Round) -> dict[str, float]:
     tokens = sum(len(group.token_ids) for groups in answered for group in groups)
     generate = time.monotonic() - began
     batch = batch_of(run.config, run.plan, turn.trained, np.concatenate(turn.advantages))
+    run.system.before_learning()
     began = time.monotonic()
     for _ in run.system.learners.update(batch, lambda done: None):
         pass
     learn = time.monotonic() - began
+    if run.system.turns.shared:
+        run.system.sync(run.system.version)  # the engines slept and have nothing to answer from
     began = time.monotonic()
     for scored in turn.trained:
         run.generation.scorer.submit(scored.group)
