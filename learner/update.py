@@ -45,7 +45,7 @@ class Update:
         self._trained = 0
 
     def run(self) -> Iterator[int | UpdateReport]:
-        """Yields the number of minibatches done so far (a sign of life), and the report at the end."""
+        """Yields after every microbatch the number of minibatches done (a sign of life), and the report at the end."""
         started = time.monotonic()
         # Once the policy has moved on, a difference is no fault of anybody's.
         mismatch = self.check_mismatch() if self.first and self.batch.current else None
@@ -58,8 +58,9 @@ class Update:
             seconds_old = time.monotonic() - began
         reports: list[StepReport] = []
         for position, minibatch in enumerate(self.minibatches):
-            reports.append(self.step(minibatch, first=self.first and position == 0))
-            yield position + 1
+            for item in self.step(minibatch, first=self.first and position == 0):
+                reports += [] if item is None else [item]
+                yield len(reports)
         yield UpdateReport(tuple(reports), seconds_old, time.monotonic() - started, mismatch, self._trained)
 
     def check_mismatch(self) -> tuple[float, float]:
@@ -99,10 +100,13 @@ class Update:
                         logprobs, _ = self.engine.score(self._tensors(padded))
                     if len(rows):
                         self._old[padded.flat] = logprobs.float().cpu().numpy()
-            yield 0
+                yield 0
 
-    def step(self, minibatch: int, *, first: bool) -> StepReport:
-        """One optimizer step. The ranks vote before it: nobody applies an update that is not finite anywhere."""
+    def step(self, minibatch: int, *, first: bool) -> Iterator[StepReport | None]:
+        """One optimizer step: yields None after every microbatch, and its report at the end.
+
+        The ranks vote before it: nobody applies an update that is not finite anywhere.
+        """
         engine = self.engine
         denominators = self._denominators(minibatch)
         partials: list[Partial] = []
@@ -113,6 +117,7 @@ class Update:
             partials.append(partial)
             engine.backward(loss)
             self._trained += len(rows)
+            yield None
         merged = self._reduce(merge_partials(partials))
         healthy = finite and engine.local_gradients_finite()
         vote = engine.all_sum(torch.tensor([0.0 if healthy else 1.0]))
@@ -125,7 +130,7 @@ class Update:
         metrics = finish_metrics(merged, denominators) | {"policy/grad_norm": norm, "policy/lr": rate}
         if self.reference is not None:
             self.reference.after_step(engine)
-        return StepReport(engine.steps_done, minibatch, not applied, metrics)
+        yield StepReport(engine.steps_done, minibatch, not applied, metrics)
 
     def _plan(self, minibatch: int) -> list[Rows]:
         rows = np.flatnonzero((self.batch.minibatches == minibatch) & self._signal)
