@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from rollout.rewards.answers.brackets import enclosed, split_top
+from rollout.rewards.answers.exact import exact_text
 from rollout.rewards.answers.notation import key
 from rollout.rewards.answers.shapes import (
     Collected,
@@ -104,6 +106,8 @@ def _listed(text: str, thousands: bool, depth: int) -> Shape | None:
     if len(pieces) < 2 or len(pieces) > _MAX_ITEMS:
         return None
     items = [read(piece, thousands, depth) for piece in pieces]
+    if len(items) == 2 and not any("or" in joint.lower() for joint in joints) and (cut := _cut(*items)):
+        return cut
     ranges = [item for item in items if isinstance(item, Interval) and item.variable]
     if len(ranges) == len(items):
         both = _intersection(ranges) if "and" in (joint.lower().strip(", ") for joint in joints) else None
@@ -130,6 +134,23 @@ def _intersection(ranges: Sequence[Interval]) -> Interval | None:
     if len(ranges) != 2 or len(lower) != 1 or len(upper) != 1 or lower[0].variable != upper[0].variable:
         return None
     return Interval(lower[0].low, upper[0].high, lower[0].low_closed, upper[0].high_closed, lower[0].variable)
+
+
+def _cut(first: Shape, second: Shape) -> United | None:
+    """x > -1 and x \\ne 0: the interval without the point, if the point lies in it."""
+    whole, hole = (first, second) if isinstance(first, Interval) else (second, first)
+    if not isinstance(whole, Interval) or not isinstance(hole, United) or len(hole.parts) != 2:
+        return None
+    below, above = hole.parts
+    if not (isinstance(below, Interval) and isinstance(above, Interval) and below.high == above.low):
+        return None
+    if (below.low, above.high, below.variable) != ("-\\infty", "\\infty", whole.variable) or not whole.variable:
+        return None
+    low, point, high = (exact_text(text) for text in (whole.low, below.high, whole.high))
+    inside = point is not None and (low is None or low < point) and (high is None or point < high)
+    if not inside or (low is None and whole.low != "-\\infty") or (high is None and whole.high != "\\infty"):
+        return None
+    return United((replace(whole, high=below.high, high_closed=False), replace(whole, low=above.low, low_closed=False)))
 
 
 def _united(text: str, thousands: bool, depth: int) -> Shape | None:
