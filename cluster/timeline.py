@@ -7,7 +7,7 @@ import functools
 import inspect
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -161,10 +161,11 @@ def around(timeline: Timeline, owner: Any, names: Mapping[str, str], settle: Cal
 def _spanned(method: Any, timeline: Timeline, name: str, settle: Callable[[], None]) -> Any:
     if inspect.isgeneratorfunction(method):
 
-        def stream(*args: Any, **options: Any) -> Iterator[Any]:
+        def stream(*args: Any, **options: Any) -> Generator[Any, Any, Any]:
             with timeline.span(name):
-                yield from method(*args, **options)
+                result = yield from method(*args, **options)
                 settle()
+                return result
 
         return stream
 
