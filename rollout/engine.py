@@ -134,6 +134,7 @@ class RolloutEngine:
         engine = self._llm.llm_engine
         waiting = {self._add(request, sampling): request for request in requests}
         done: list[Group] = []
+        seen: dict[str, int] = {}
         tokens, last = 0, time.monotonic()
         try:
             while waiting:
@@ -143,17 +144,22 @@ class RolloutEngine:
                         tokens += len(group.token_ids)
                         done.append(group)
                 if time.monotonic() - last >= tick:
-                    yield done, tokens + self._in_flight()
+                    yield done, max(tokens, self._look(seen))
                     done, last = [], time.monotonic()
             yield done, tokens
         finally:
             if waiting:
                 engine.abort_request(list(waiting))
 
-    def _in_flight(self) -> int:
-        """Tokens of responses that are not finished: progress is seen long before the first group is whole."""
-        states = self._llm.llm_engine.output_processor.request_states.values()
-        return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None)
+    def _look(self, seen: dict[str, int]) -> int:
+        """Tokens of all responses begun so far, finished or not: progress is seen long before a group is whole.
+
+        `seen` keeps the count of every response, so that the sum never falls when one ends before its group does.
+        """
+        for name, state in self._llm.llm_engine.output_processor.request_states.items():
+            if state.detokenizer is not None:
+                seen[name] = state.detokenizer.num_output_tokens()
+        return sum(seen.values())
 
     def begin_load(self) -> None:
         """Start taking new weights (vLLM's update API: start)."""

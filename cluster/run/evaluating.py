@@ -123,6 +123,9 @@ def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict
                 os.kill(pid, signal.SIGKILL)
         os._exit(INTERRUPTED)
 
+    def tell(text: str, kind: str, names: tuple[str, ...]) -> None:
+        sys.stderr.write(f"{text}\n")
+
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollearn-eval-")))
         stack.enter_context(handled(end_now, config.cluster.grace))
@@ -141,6 +144,7 @@ def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict
         from rollout.types import GroupRequest
 
         system = System(config, plan, folder, code, temp, pids)
+        system.tell = tell
         stack.callback(system.close)
         start_ray(config, plan, folder, temp)
         system.launch_engines(inputs.model)

@@ -125,6 +125,7 @@ def _start(opening: _Opening, pids: dict[str, int], temps: list[Path], stack: co
     from cluster.start import System, start_ray
 
     system = System(config, plan, folder, code, temp, pids)
+    system.tell = lambda text, kind, names: console.always(text)
     stack.callback(system.close)
     start_ray(config, plan, folder, temp)
     inputs = loading.result()

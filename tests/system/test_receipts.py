@@ -142,6 +142,20 @@ def test_one_response_alone_is_the_same_response(engine: Any, weights: dict[str,
     assert len({tuple(group.token_ids[a:b]) for a, b in pairwise(group.offsets)}) > 1, "all responses are the same"
 
 
+def test_tokens_are_told_before_a_group_is_whole_and_never_fall(engine: Any, weights: dict[str, torch.Tensor]) -> None:
+    """Supervision takes them for progress: responses of one group end at different times."""
+    sync(engine, weights)
+    ids = np.asarray(engine._tokenizer.encode("47+85="), dtype=np.int32)
+    requests = [GroupRequest(Prompt(f"sum-{n}", "47+85=", ids, "132"), 1, 0, 0, 6, 11 + 100 * n) for n in range(3)]
+    items = list(engine.generate(requests, Sampling(1.0, 1.0, 0, 24, (1,)), tick=0.0))
+    told = [tokens for _, tokens in items]
+    first = next(position for position, (groups, _) in enumerate(items) if groups)
+    assert told == sorted(told)
+    assert first > 1
+    assert told[first - 1] > told[0] > 0
+    assert told[-1] == sum(len(group.token_ids) for groups, _ in items for group in groups)
+
+
 def promise(engine: Any, weights: dict[str, torch.Tensor], take: Callable[[], int]) -> int:
     """A sync whose weights arrive by `take`; how many tensors came."""
     probe = make_probe({n: tuple(t.shape) for n, t in weights.items()} | {"lm_head.weight": (128, 64)}, 5, "float32")
