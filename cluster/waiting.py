@@ -100,46 +100,6 @@ def references(generator: Any, seconds: float, what: str) -> Iterator[Any]:
             return
 
 
-def stream(generators: dict[str, Any], silence: float, tick: float = 0.05) -> Iterator[tuple[str, Any]]:
-    """Items of several streaming actor calls as they come, by name; ("", None) when there was none for `tick` seconds.
-
-    So a caller with other work to look after is never held up. Every item is a sign of life. An actor that dies or
-    stays silent for `silence` seconds raises ActorLost; the other streams can be continued by calling again: finished
-    and lost ones are taken out of `generators`.
-    """
-    alive = generators
-    heard = dict.fromkeys(alive, time.monotonic())
-    while alive:
-        names = {id(generator): name for name, generator in alive.items()}
-        ready, _ = ray.wait(list(alive.values()), num_returns=1, timeout=tick, fetch_local=False)
-        now = time.monotonic()
-        if not ready:
-            yield "", None
-            heard = _shifted(heard, time.monotonic() - now - 2 * tick)
-        for generator in ready:
-            name = names[id(generator)]
-            try:
-                item = ray.get(next(generator), timeout=30.0)
-            except StopIteration:
-                del alive[name]
-                continue
-            except (RayError, OSError) as error:
-                del alive[name]
-                raise actor_lost(name, error, 30.0) from None
-            heard[name] = now
-            yield name, item
-            heard = _shifted(heard, time.monotonic() - now)
-        for name in list(alive):
-            if now - heard[name] > silence:
-                del alive[name]
-                raise ActorLost(name, f"no progress for {silence:g} s", hung=True)
-
-
-def _shifted(heard: dict[str, float], spent: float) -> dict[str, float]:
-    """Time the caller spent elsewhere must not count as silence of actors."""
-    return {name: at + max(0.0, spent) for name, at in heard.items()}
-
-
 class Ended:
     """A stream has come to its end."""
 
