@@ -28,16 +28,13 @@ from cluster.rollout_pool import RolloutPool
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
 from cluster.run.speed import Work
-from cluster.turns import Turns, memory_share
+from cluster.settings import engine_settings, rank_settings
+from cluster.turns import Turns
 from cluster.waiting import ActorLost, fetch_all, fetch_those, headline
 from cluster.weight_sync import SyncReport, sync_weights
 from learner import device as learner_device
-from learner import engine as learner_engine
 from rollout import device as rollout_device
-from rollout import engine as rollout_engine
-from rollout.seeds import stable_hash
 
-SENTINEL_ROWS = 4
 START_SECONDS = 600.0
 """An actor may take this long to start (a large model is read from a slow disk)."""
 SYNC_SECONDS = 600.0
@@ -244,7 +241,7 @@ class System:
             ranks = [begun.pop(0) if begun else self._rank_actor(rank) for rank in range(self.plan.ranks)]
             try:
                 address = fetch_all({"learner-0": ranks[0].free_port.remote()}, START_SECONDS, "finding a port")
-                settings = [self._rank_settings(rank) for rank in range(len(ranks))]
+                settings = [rank_settings(self.config, self.plan, self.model, rank) for rank in range(len(ranks))]
                 loading = [a.load.remote(s, *address["learner-0"]) for a, s in zip(ranks, settings, strict=True)]
                 self._await({f"learner-{rank}": call for rank, call in enumerate(loading)} | others)
             except ActorLost:
@@ -279,53 +276,11 @@ class System:
 
     def _engine_actor(self, name: str) -> Any:
         index = int(name.rsplit("-", 1)[1])
-        settings = rollout_engine.EngineSettings(
-            model=self.model,
-            index=index,
-            seed=stable_hash("engine", self.config.seed, index) % 2**31,
-            dtype=self.plan.engine_dtype,
-            max_model_len=self.plan.max_model_len,
-            max_num_seqs=self.config.rollout.max_num_seqs,
-            tensor_parallel=self.config.rollout.tensor_parallel,
-            device=self.plan.device,
-            gpu_memory=memory_share(self.config.rollout.gpu_memory, self.plan.placement == "colocated"),
-            kv_cache_gib=self.config.rollout.kv_cache_gib,
-            processed_logprobs=not self.config.rollout.score_at_one,
-            sleeps=self.plan.placement == "colocated",
-            lora_rank=self.plan.lora_rank,
-        )
+        settings = engine_settings(self.config, self.plan, self.model, index)
         return self._start(RolloutActor, name, rollout_device.environment(self.plan.device), settings)
 
     def _rank_actor(self, rank: int) -> Any:
         return self._start(LearnerActor, f"learner-{rank}", learner_device.environment(self.plan.device))
-
-    def _rank_settings(self, rank: int) -> learner_engine.LearnerSettings:
-        learner, plan = self.config.learner, self.plan
-        return learner_engine.LearnerSettings(
-            model=self.model,
-            rank=rank,
-            ranks=plan.ranks,
-            device=plan.device,
-            dtype=plan.learner_dtype,
-            zero_stage=learner.zero_stage,
-            lr=plan.lr,
-            warmup_steps=learner.warmup_steps,
-            weight_decay=learner.weight_decay,
-            grad_clip=learner.grad_clip,
-            microbatch_tokens=learner.microbatch_tokens or (4096 if plan.device == "cpu" else 16384),
-            objective=plan.objective,
-            score_temperature=plan.score_temperature,
-            old_logprobs=plan.old_logprobs,
-            ref_refresh_steps=self.config.kl.ref_refresh_steps,
-            gradient_checkpointing=learner.gradient_checkpointing,
-            offload=learner.offload,
-            sentinel_rows=SENTINEL_ROWS,
-            mismatch_limit=plan.mismatch_limit,
-            collective_timeout=600.0,
-            seed=stable_hash("learner", self.config.seed, rank) % 2**31,
-            lora_rank=plan.lora_rank,
-            lora_alpha=plan.lora_alpha,
-        )
 
     def _start(self, kind: Any, name: str, environment: dict[str, str], *settings: Any) -> Any:
         resources = {"num_cpus": 1} if self.plan.device == "cpu" else {"num_gpus": 1}
