@@ -71,9 +71,10 @@ class RolloutPool:
         while shares.open:
             groups: list[Group] = []
             for name, value in self._news(shares, refresh=True):
-                if isinstance(value, tuple):
-                    made, tokens[name] = value
-                    self._care.tell(Progress(name, tokens[name]))
+                made, count = value
+                self._care.tell(Progress(name, count))
+                if name not in self._stopped:  # else it is late, perhaps by a whole generation
+                    tokens[name] = count
                     groups += [first for group in made if (first := shares.answer(name, group)) is not None]
             self.tokens = tokens.total()
             self._stop_useless(shares)

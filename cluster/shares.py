@@ -73,6 +73,9 @@ class Shares:
         if key not in self._open:
             self.discarded += 1
             return None
+        asked = self._open[key]
+        if (group.request.round, group.request.seed) != (asked.round, asked.seed):
+            raise BrokenPromise(f"{engine} answered row {key[0]} with a group of another round or seed")
         del self._open[key]
         self._queue.pop(key, None)
         return dataclasses.replace(group, attempt=attempt)

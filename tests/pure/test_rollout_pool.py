@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -114,6 +116,15 @@ def test_an_engine_that_does_not_stop_working_on_what_others_have_done_is_waited
     assert 50 < world.now - before < 120
 
 
+def test_answers_that_come_a_generation_late_are_discarded() -> None:
+    world = World([Behaviour(pace=20.0, obeys=False)], [WELL])
+    assert same_groups(world.run(8), 8)
+    assert "engine-0" in world, "it is still at work on what others have answered"
+    assert same_groups(world.run(30), 30)
+    world.pool.settle()
+    assert same_groups(world.run(4), 4)
+
+
 def test_unsound_logprobs_cost_the_engine_and_the_group_is_generated_once_more() -> None:
     world = World([Behaviour(lies_about="row-2"), WELL], [WELL])
     assert same_groups(world.run(6), 6)
@@ -162,6 +173,14 @@ def test_a_group_that_is_not_whole_is_a_broken_promise() -> None:
     shares.deal(["engine-0"])
     with pytest.raises(BrokenPromise, match="gave 3 of 4 responses to row row-0"):
         shares.answer("engine-0", group(request(0), "engine-0", size=3))
+
+
+def test_a_group_of_another_round_is_a_broken_promise() -> None:
+    shares = Shares([request(0)])
+    shares.deal(["engine-0"])
+    other = dataclasses.replace(request(0), round=2)
+    with pytest.raises(BrokenPromise, match="another round or seed"):
+        shares.answer("engine-0", group(other, "engine-0"))
 
 
 def test_a_group_nobody_asked_for_is_a_broken_promise() -> None:
