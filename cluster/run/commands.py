@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ Train = Callable[[Config, Path | None], int]
 """Configuration and, to go on with a run, its directory."""
 Loop = Callable[["Run"], None]
 """All rounds of a run that stands."""
+PAGES = ("plan", "presets", "doctor", "report", "check-reward")
+"""Commands that only print."""
 
 
 def dispatch(words: Sequence[str], train: Train, loop: Loop | None = None) -> int:
@@ -44,15 +47,17 @@ def dispatch(words: Sequence[str], train: Train, loop: Loop | None = None) -> in
         "report": report,
         "export": export,
     }
+    name = words[0] if words and not words[0].startswith("-") else "train"
     try:
         if "--version" in words:
             sys.stdout.write(f"rollearn {cli.version()}\n")
             return DONE
-        name = words[0] if words and not words[0].startswith("-") else "train"
         if name not in commands:
             close = cli.nearest(name, commands)
             raise PlanError(f"{name}: there is no such command.{close}\n  All: {', '.join(commands)}.")
-        return commands[name](list(words[1:] if words and words[0] == name else words))
+        code = commands[name](list(words[1:] if words and words[0] == name else words))
+        sys.stdout.flush()
+        return code
     except UserError as error:
         return _say(error, BAD_REQUEST)
     except Stopped as stopped:
@@ -61,6 +66,10 @@ def dispatch(words: Sequence[str], train: Train, loop: Loop | None = None) -> in
         return _say(error, BAD_REQUEST)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read the output has gone (`| head`): a page half read is no fault, a run half done was interrupted.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE if name in PAGES else INTERRUPTED
 
 
 def _resume(words: list[str], train: Train) -> int:

@@ -95,3 +95,10 @@ def test_help_and_plan_import_nothing_heavy() -> None:
 def test_placement_may_be_said_without_its_section() -> None:
     assert parse(["--placement", "separate"]).cluster.placement == "separate"
     assert parse(["--placement=cpu"]).cluster.placement == "cpu"
+
+
+def test_a_reader_that_goes_away_leaves_no_traceback():
+    piped = f"{sys.executable} {ROOT / 'launch.py'} presets | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout == "0\n"
