@@ -51,7 +51,8 @@ class Shell(Worker):
         from cluster.run.folder import code_digest
 
         code = code_digest(Path(__file__).parents[1])
-        return {"pid": os.getpid(), "host": socket.gethostname(), "gpu": _gpu(), "code": code}
+        place = {"node": ray.get_runtime_context().get_node_id(), "gpus": ray.get_gpu_ids()}
+        return {"pid": os.getpid(), "host": socket.gethostname(), "gpu": _gpu(), "code": code} | place
 
     def usage(self) -> tuple[int, float]:
         """(resident memory in bytes, seconds at work since it began)."""

@@ -78,10 +78,12 @@ def main() -> None:
         model=str(DEMO), rank=rank, ranks=ranks, device="cpu", dtype="float32", zero_stage=zero, lr=1e-3,
         warmup_steps=0, weight_decay=0.0, grad_clip=1.0, microbatch_tokens=tokens, objective=Objective(),
         score_temperature=1.0, old_logprobs="sampler" if "sampler" in sys.argv else "recompute", ref_refresh_steps=0,
-        gradient_checkpointing=False, offload=False, sentinel_rows=2, mismatch_limit=1e9, collective_timeout=60.0,
-        seed=rank,
+        gradient_checkpointing="checkpointing" in sys.argv, offload="offload" in sys.argv, sentinel_rows=2,
+        mismatch_limit=1e9, collective_timeout=60.0, seed=rank,
     )  # fmt: skip
     engine = LearnerEngine(settings, "127.0.0.1", port)
+    # What a GPU with flash attention does; on a CPU torch's attention keeps the rows apart as well, only slower.
+    engine.packs = "packed" in sys.argv
     if "nan" in sys.argv and rank == ranks - 1:
         # One broken gradient on one rank, in the second step only.
         backward, calls = engine.backward, iter(range(1000))

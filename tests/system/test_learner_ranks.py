@@ -56,6 +56,23 @@ def test_ranks_microbatches_and_zero_stages_give_the_same_update(
 
 
 @pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "ranks", "zero"),
+    [(["packed", "checkpointing"], 1, 0), (["offload", "checkpointing"], 2, 2), (["packed", "offload"], 2, 3)],
+)
+def test_what_saves_memory_on_a_gpu_changes_no_result(
+    one_rank: tuple[Any, list[Any]], tmp_path: Path, how: list[str], ranks: int, zero: int
+) -> None:
+    weights, steps = one_rank
+    saving_weights, saving_steps = train(tmp_path / "weights", *how, ranks=ranks, zero=zero, tokens=100)
+    assert distance(weights, saving_weights) <= 1e-5
+    for step, saving in zip(steps, saving_steps, strict=True):
+        assert saving["policy/grad_norm"] == pytest.approx(step["policy/grad_norm"], rel=1e-5)
+        assert saving["policy/loss"] == pytest.approx(step["policy/loss"], rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.system
 @pytest.mark.parametrize("zero", [0, 2])
 def test_a_nan_gradient_on_one_rank_is_applied_by_nobody(tmp_path: Path, zero: int) -> None:
     weights, steps = train(tmp_path / "weights", "nan", ranks=2, zero=zero)
