@@ -45,6 +45,8 @@ def private_ray(address: str) -> Path:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 lets any other process starve the run
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Torch makes this directory as soon as some library imports its compiler, and would leave it behind.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(temp / "inductor")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     return temp
 
