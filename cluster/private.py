@@ -12,7 +12,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from cluster.errors import PlanError
+from cluster.joining import refuse_open_cluster
 from cluster.run.folder import start_time
 
 PREFIX, OWNER = "rollearn-", "owner"
@@ -25,11 +25,7 @@ def private_ray(address: str) -> Path:
     """
     if "ray" in sys.modules:
         raise RuntimeError("private_ray must run before ray is imported")
-    if address and os.environ.get("RAY_AUTH_MODE") == "disabled":
-        raise PlanError(
-            f"--cluster.address {address} with RAY_AUTH_MODE=disabled: anybody who reaches that cluster could run code "
-            f"on it.\n  Start the cluster with a token (ray get-auth-token --generate) and unset RAY_AUTH_MODE."
-        )
+    refuse_open_cluster(address)
     # Ray puts sockets below it, whose paths may not exceed 107 characters.
     where = tempfile.gettempdir()
     where = where if len(where) <= 32 else "/tmp"

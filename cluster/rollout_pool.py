@@ -26,7 +26,7 @@ class EngineSource(Protocol):
     """Where engines come from."""
 
     def begin_engine(self, name: str) -> tuple[Any, Any]:
-        """Start a process: (engine, reference that answers when it is up)."""
+        """Start a process: (engine, reference that answers when it is up). ActorLost when there is no place for it."""
 
     def register(self, name: str, about: dict[str, Any]) -> None:
         """A process is up; BrokenPromise when it is not what it should be."""
@@ -134,8 +134,12 @@ class RolloutPool:
         match action:
             case Restart((name,)):
                 self._forget(name, shares)
-                self._starting[name], ready = self._source.begin_engine(name)
-                self._watch.add(name, ready)
+                try:
+                    self._starting[name], ready = self._source.begin_engine(name)
+                except ActorLost as lost:
+                    self._care.tell(Lost(name, lost.reason))
+                else:
+                    self._watch.add(name, ready)
             case Refresh((name,)) if refresh and name in self.engines:
                 self._refresh(name)
             case HandOn(name, reason):

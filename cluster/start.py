@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster import transport as transports
 from cluster.actors import LearnerActor, RolloutActor
 from cluster.care import Care
 from cluster.errors import BrokenPromise, RemoteFailure
 from cluster.fleet import Fleet, Limits, Lost, Restart, Started
+from cluster.gpu_requests import Request, engine_request, rank_request
 from cluster.learner_group import LearnerGroup
 from cluster.memory import resident
 from cluster.plan import Plan
@@ -28,6 +30,7 @@ from cluster.rollout_pool import RolloutPool
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
 from cluster.run.speed import Work
+from cluster.seats import Seats
 from cluster.settings import engine_settings, rank_settings
 from cluster.turns import Turns
 from cluster.waiting import ActorLost, fetch_all, fetch_those, headline
@@ -60,6 +63,8 @@ class System:
     """Told of what happens to processes: a text for people, a word for the event log, and whom it is about."""
     abouts: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Actor name -> where and what it is (Shell.about)."""
+    seats: Seats | None = field(init=False)
+    """Where each process is started in a cluster that was joined; a private Ray has one node and room for all."""
     turns: Turns = field(init=False)
     """Who uses a device that engines and ranks share."""
     moved_on: bool = False
@@ -67,10 +72,22 @@ class System:
 
     def __post_init__(self) -> None:
         self.turns = Turns(self.plan.placement == "colocated", SYNC_SECONDS)
+        joined = bool(self.config.cluster.address)
+        self.seats = Seats(self.plan.layout, self.config.rollout.tensor_parallel) if joined else None
 
     def launch(self, model: str) -> None:
-        """Start all actors on a model directory at once, wait for all of them, and connect the transport."""
+        """Start all actors on a model directory at once, wait for all of them, and connect the transport.
+
+        PlanError when the cluster does not have the seats (any more).
+        """
         self.model = model
+        if self.seats is not None:
+            self.seats.reserve()
+        ranks = []
+        if self.turns.shared:
+            # Engines are shown the GPUs that their ranks were given; nothing is loaded yet.
+            ranks = [self._rank_actor(rank) for rank in range(self.plan.ranks)]
+            self._await({f"learner-{rank}": actor.about.remote() for rank, actor in enumerate(ranks)})
         names = [f"engine-{index}" for index in range(self.plan.engines)]
         engines = {name: self._engine_actor(name) for name in names}
         starting = {name: actor.ready.remote() for name, actor in engines.items()}
@@ -78,7 +95,7 @@ class System:
             # vLLM measures what is free on the device; ranks must not load into it meanwhile.
             self._await(starting)
             self.turns.to_ranks([], engines)
-        ranks = self._start_ranks(starting)
+        ranks = self._start_ranks(starting, ranks)
         self._supervise(engines, [f"learner-{rank}" for rank in range(self.plan.ranks)])
         self.learners = LearnerGroup(ranks, self.care)
         self.shapes = self.learners.shapes(START_SECONDS)
@@ -89,6 +106,8 @@ class System:
     def launch_engines(self, model: str) -> None:
         """Start engines only, on the weights of a model directory (evaluation)."""
         self.model = model
+        if self.seats is not None:
+            self.seats.reserve()
         engines = {f"engine-{index}": self._engine_actor(f"engine-{index}") for index in range(self.plan.engines)}
         self._await({name: actor.ready.remote() for name, actor in engines.items()})
         self._supervise(engines, [])
@@ -151,7 +170,12 @@ class System:
         shutil.rmtree(self.temp, ignore_errors=True)
 
     def begin_engine(self, name: str) -> tuple[Any, Any]:
-        """Start an engine on the weights of the model directory: (actor, reference that answers when it is up)."""
+        """Start an engine on the weights of the model directory: (actor, reference that answers when it is up).
+
+        ActorLost when its node is gone and there is no room elsewhere.
+        """
+        if self.seats is not None and (why_not := self.seats.keep_or_move(name)):
+            raise ActorLost(name, why_not)
         actor = self._engine_actor(name)
         return actor, actor.ready.remote()
 
@@ -277,18 +301,23 @@ class System:
     def _engine_actor(self, name: str) -> Any:
         index = int(name.rsplit("-", 1)[1])
         settings = engine_settings(self.config, self.plan, self.model, index)
-        return self._start(RolloutActor, name, rollout_device.environment(self.plan.device), settings)
+        request = engine_request(self.plan.layout, index, self.abouts)
+        return self._start(RolloutActor, name, rollout_device.environment(self.plan.device), request, settings)
 
     def _rank_actor(self, rank: int) -> Any:
-        return self._start(LearnerActor, f"learner-{rank}", learner_device.environment(self.plan.device))
+        environment = learner_device.environment(self.plan.device)
+        return self._start(LearnerActor, f"learner-{rank}", environment, rank_request(self.plan.layout, rank))
 
-    def _start(self, kind: Any, name: str, environment: dict[str, str], *settings: Any) -> Any:
-        resources = {"num_cpus": 1} if self.plan.device == "cpu" else {"num_gpus": 1}
+    def _start(self, kind: Any, name: str, environment: dict[str, str], request: Request, *settings: Any) -> Any:
+        environment = environment | dict(request.environment)
+        place = NodeAffinitySchedulingStrategy(request.node, soft=False) if request.node else "DEFAULT"
         log = str(self.folder.logs / f"{name}.log")
         # Whatever libraries leave in the temporary directory goes when the run's own is removed.
         variables = environment if self.config.cluster.address else environment | {"TMPDIR": str(self.temp)}
         arguments = (*settings, log, self.config.trace_round)
-        actor = kind.options(runtime_env={"env_vars": variables}, **resources).remote(*arguments)
+        options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "scheduling_strategy": place}
+        seat = self.seats.options(name) if self.seats is not None else {}
+        actor = kind.options(**(options | dict(request.resources) | seat)).remote(*arguments)
         self.actors[name] = actor
         return actor
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import INTERRUPTED, NOT_RESUMABLE, RESUMABLE, PlanError, RollearnError, Stopped
+from cluster.joining import resources_at
 from cluster.plan import Plan, make_plan, plan_text, read_model_facts
 from cluster.private import private_ray
-from cluster.resources import local_resources
 from cluster.run.checkpoints import Checkpoint, CheckpointStore
 from cluster.run.cli import as_toml, fields
 from cluster.run.commits import Commits, base_manifest
@@ -58,7 +58,7 @@ def open_run(config: Config, resume: Path | None = None) -> Iterator[Run]:
 
     Raises UserError for what cannot work (nothing was started), Stopped with the exit code for everything later.
     """
-    resources = local_resources()
+    resources = resources_at(config.cluster.address)
     refuse_secrets(fields(config))
     plan = make_plan(config, resources, read_model_facts(config.model))
     choose_trackers(config.tracker)

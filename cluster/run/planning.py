@@ -10,6 +10,7 @@ from typing import Any, Literal
 import tyro
 
 from cluster.errors import BAD_REQUEST, DONE, PlanError
+from cluster.joining import resources_at
 from cluster.plan import Plan, make_plan, plan_text, read_model_facts
 from cluster.planner import capacity
 from cluster.planner.architecture import Architecture, read_architecture
@@ -17,7 +18,7 @@ from cluster.planner.cpu import MEASURED
 from cluster.planner.devices import device_called
 from cluster.planner.split import Cluster
 from cluster.planner.work import Work
-from cluster.resources import Resources, gpu_name, local_resources
+from cluster.resources import Resources, gpu_name
 from cluster.run import cli
 from cluster.run.config import Config
 from cluster.run.inputs import check_rows
@@ -53,7 +54,7 @@ def main(words: list[str]) -> int:
     options, rest = tyro.cli(PlanOptions, prog="launch.py plan", args=words, return_unknown_args=True, add_help=False)
     config = cli.parse(rest, "launch.py plan")
     cluster = _cluster(options)
-    resources = local_resources() if cluster is None else capacity.named_resources(cluster)
+    resources = resources_at(config.cluster.address) if cluster is None else capacity.named_resources(cluster)
     cluster = cluster or _local_cluster(config, resources, gpu_name)
     plan = make_plan(config, resources, read_model_facts(config.model))
     check_rows(config, plan)

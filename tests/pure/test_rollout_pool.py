@@ -232,3 +232,20 @@ def test_shares_lose_and_double_nothing(moves: list[tuple[str, int]], count: int
             asked[name].clear()
     assert shares.open == 0
     assert sorted(answered) == sorted(request(number).key for number in range(count))
+
+
+def test_an_engine_for_which_there_is_no_place_any_more_is_given_up_aloud_and_the_others_finish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World([Behaviour(dies_at=1)], [WELL])
+    begin = world.pool._source.begin_engine
+
+    def begin_engine(name: str) -> object:
+        if name == "engine-0":
+            raise ActorLost(name, "its node is gone, and no other has room for it")
+        return begin(name)
+
+    monkeypatch.setattr(world.pool._source, "begin_engine", begin_engine)
+    assert same_groups(world.run(60), 60)
+    assert world.fleet.states()["engine-0"] == State.RETIRED
+    assert any("no other has room for it" in line for line in world.said)

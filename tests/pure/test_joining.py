@@ -1,0 +1,63 @@
+"""What a Ray cluster says about its nodes, and clusters that are not joined."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from cluster import joining
+from cluster.errors import PlanError
+from cluster.resources import Node
+from cluster.seats import seat_for_engine
+from cluster.survey import as_node
+
+ABOUT = {"NodeID": "ab12", "NodeManagerAddress": "10.0.0.5", "Resources": {"CPU": 8.0, "GPU": 4.0, "memory": 1e9}}
+
+
+def test_a_gpu_of_which_anybody_holds_a_part_counts_as_held() -> None:
+    node = as_node(ABOUT, {"CPU": 6.5, "GPU": 2.5})
+    assert node == Node("ab12", cpus=8, gpus=4, memory=10**9, host="10.0.0.5", busy_cpus=1.5, busy_gpus=2)
+    assert node.free_gpus == 2
+
+
+def test_a_node_that_says_nothing_of_what_is_free_has_nothing_free() -> None:
+    node = as_node(ABOUT, {})
+    assert (node.free_cpus, node.free_gpus) == (0, 0)
+
+
+def test_a_cluster_without_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(PlanError, match="anybody who reaches that cluster"):
+        joining.resources_at("10.0.0.5:6379")
+
+
+def test_a_cluster_that_does_not_answer_is_an_error_with_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+
+    def hangs(*words: object, **options: object) -> None:
+        raise subprocess.TimeoutExpired("survey", 40)
+
+    monkeypatch.setattr(subprocess, "run", hangs)
+    with pytest.raises(PlanError, match=r"no answer within 40 s(.|\n)*ray status(.|\n)*RAY_AUTH_TOKEN"):
+        joining.resources_at("10.0.0.5:6379")
+
+
+@pytest.mark.parametrize(
+    ("placement", "devices", "nodes", "chosen"),
+    [
+        ("separate", 4, [Node("a", 8, 8, 0, busy_gpus=6), Node("b", 8, 8, 0, busy_gpus=4)], "b"),
+        ("separate", 8, [Node("a", 8, 8, 0, busy_gpus=6)], None),
+        ("separate", 1, [Node("a", 8, 8, 0, busy_cpus=8)], None),
+        ("cpu", 1, [Node("a", 2, 0, 0, busy_cpus=2), Node("b", 2, 0, 0, busy_cpus=1.5)], "b"),
+        ("cpu", 1, [], None),
+    ],
+)
+def test_an_engine_whose_node_is_gone_gets_a_seat_where_there_is_room(
+    placement: str, devices: int, nodes: list[Node], chosen: str | None
+) -> None:
+    seat = seat_for_engine(3, placement, devices, nodes)
+    assert (seat and seat.node) == chosen
+    if seat is not None:
+        assert seat.engine == 3
+        assert seat.engine_gpus == (devices if placement == "separate" else 0)
