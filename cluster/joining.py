@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from cluster.errors import PlanError
 from cluster.resources import Node, Resources, local_resources, sum_of
 
 SURVEY_SECONDS = 40.0
+CONNECT_SECONDS = 5.0
 SOURCE = Path(__file__).resolve().parents[1]
 
 
@@ -20,6 +22,8 @@ def resources_at(address: str) -> Resources:
     if not address:
         return local_resources()
     refuse_open_cluster(address)
+    if why := _silent(address):
+        raise PlanError(_unreachable(address, why))
     environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
     try:
         survey = subprocess.run(
@@ -47,6 +51,18 @@ def refuse_open_cluster(address: str) -> None:
             f"--cluster.address {address} with RAY_AUTH_MODE=disabled: anybody who reaches that cluster could run code "
             f"on it.\n  Start the cluster with a token (ray get-auth-token --generate) and unset RAY_AUTH_MODE."
         )
+
+
+def _silent(address: str) -> str:
+    """Why nobody answers at host:port, or nothing; Ray itself would go on trying for a minute."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return ""
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        return f"{error}"
+    return ""
 
 
 def _unreachable(address: str, why: str) -> str:
