@@ -45,7 +45,7 @@ def test_a_cluster_that_does_not_answer_is_an_error_with_what_to_look_at(monkeyp
 
 def test_an_address_where_nobody_listens_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    with pytest.raises(PlanError, match="127.0.0.1:9: this Ray cluster cannot be joined .*refused"):
+    with pytest.raises(PlanError, match=r"127\.0\.0\.1:9: this Ray cluster cannot be joined .*refused"):
         joining.resources_at("127.0.0.1:9")
 
 
