@@ -332,6 +332,7 @@ def start_ray(config: Config, plan: Plan, folder: RunFolder, temp: Path) -> None
             "include_dashboard": False,
             "_temp_dir": str(temp),
         }
+    ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ray.init(
         log_to_driver=False,
         logging_level="ERROR",
@@ -339,6 +340,9 @@ def start_ray(config: Config, plan: Plan, folder: RunFolder, temp: Path) -> None
         runtime_env={"working_dir": str(folder.code)},
         **options,
     )
+    # Ray has put a handler for SIGTERM in place that aborts the process (exit -6): what was there comes back.
+    for number, handler in ours.items():
+        signal.signal(number, handler)
 
 
 def _end(pids: list[int], seconds: float) -> None:
