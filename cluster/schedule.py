@@ -19,7 +19,7 @@ There are two places to work in, engines and learner. `Generate` occupies the en
 | schedule | Generate(r) waits for | Train hands over | lag |
 |---|---|---|---|
 | phased | Record(r - 1) | the round, when it is generated | 0 |
-| streamed | Sync(r - 1) | each minibatch as soon as it and all before it are generated | 0 |
+| streamed | Sync(r - 1) | one minibatch after the other, each when it and all before it are generated | 0 |
 | async | Sync(r - 1 - max_lag) or a later one | the round, when it is generated | <= max_lag |
 """
 
@@ -189,6 +189,8 @@ class Schedule:
         start, end = ledger.handed, ledger.handed
         while end < len(ledger.open) and not ledger.open[end]:
             end += 1
+            if self.kind == "streamed" and ledger.kept[end - 1]:
+                break  # one at a time, however many are there: what is done does not depend on who was faster
         minibatches = tuple(m for m in range(start, end) if ledger.kept[m])
         if not minibatches:
             return None
