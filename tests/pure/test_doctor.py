@@ -420,3 +420,19 @@ def written(folder: Path, columns: dict[str, np.ndarray]) -> Path:
     path = folder / "log.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def test_a_policy_that_is_lost_in_the_first_round_is_named_by_its_evaluations():
+    held_out = [0.207, 0.023, 0.016, 0.016, 0.002, 0.006, 0.004]  # seed 1 of the lesson on clipping, without the clip
+    rows = [{"round": 2 * at, "eval/correctness": value} for at, value in enumerate(held_out)]
+    trained = [0.234, 0.097, 0.023, 0.062, 0.029, 0.013, 0.018, 0.014, 0.001, 0.009, 0.008, 0.010]
+    for number, value in enumerate(trained, 1):
+        row = {"reward/correctness": value, "reward/total": value, "responses": 1024, "group/count": 64}
+        rows = [r for r in rows if r["round"] != number] + [
+            {"round": number} | row | next((r for r in rows if r["round"] == number), {})
+        ]
+    rows.sort(key=lambda row: row["round"])
+    (finding,) = [found for found in diagnose(rows) if found.id == "reward-collapse"]
+    assert (finding.severity, finding.since_round) == ("critical", 2)
+    rows[-1]["eval/correctness"] = 0.2  # it came back
+    assert not [found for found in diagnose(rows) if found.id == "reward-collapse" and found.severity == "critical"]

@@ -92,7 +92,25 @@ def reward_collapse(view: RunView) -> Sign | None:
         sign = _nothing_any_more(rewards) or _lasting_fall(view, rewards)
         if sign is not None:
             signs.append(sign)
+    if (sign := _held_out_gone(view.series("eval/correctness"))) is not None:
+        signs.append(sign)
     return max(signs, key=lambda sign: (sign.severity == "critical", -sign.since_round), default=None)
+
+
+def _held_out_gone(held_out: Series) -> Sign | None:
+    """Three evaluations and all after them are below a quarter of the one before training.
+
+    A policy that is lost in the first rounds leaves no level of training rewards to compare with.
+    """
+    if len(held_out) < 4:
+        return None
+    before = float(held_out.values[0])
+    gone = held_out.values < 0.25 * before
+    since = len(gone) if not gone[-1] else int(np.flatnonzero(~gone)[-1]) + 1
+    if len(gone) - since < 3 or before - float(held_out.values[since:].max()) < 0.15:
+        return None
+    after = float(held_out.values[since:].mean())
+    return Sign("critical", int(held_out.rounds[since]), {held_out.key: went(before, after)})
 
 
 def _lasting_fall(view: RunView, rewards: Series) -> Sign | None:
