@@ -54,8 +54,8 @@ def find_rules(tokenizer: Any, data: DataConfig) -> Rules:
     pattern = re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))) if texts else None
     ids = {tokenizer.convert_tokens_to_ids(text) for text in texts}
     unknown = tokenizer.unk_token_id
-    if data.system_prompt and pattern and pattern.search(data.system_prompt):
-        raise UserError(f"--data.system-prompt holds the control token {pattern.search(data.system_prompt)[0]!r}.")  # type: ignore[index]
+    if data.system_prompt and pattern and (control := pattern.search(data.system_prompt)):
+        raise UserError(f"--data.system-prompt holds the control token {control[0]!r}.")
     return Rules(
         templated=has_template if data.chat_template is None else data.chat_template,
         bos=tokenizer.bos_token_id,
