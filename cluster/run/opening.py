@@ -29,7 +29,7 @@ from cluster.run.folder import RunFolder, default_run
 from cluster.run.inputs import check_rows
 from cluster.run.resume import check_inputs, choose, restore
 from cluster.run.secrecy import refuse_secrets
-from cluster.run.signals import Terminated, handled
+from cluster.run.signals import handled
 from cluster.run.trackers import Trackers, choose_trackers
 
 if TYPE_CHECKING:
@@ -98,14 +98,14 @@ def _running(opening: _Opening) -> Iterator[Run]:
         os._exit(INTERRUPTED if number == signal.SIGINT else _code(folder))
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(handled(end_now, opening.config.cluster.grace))
+        received = stack.enter_context(handled(end_now, opening.config.cluster.grace))
         try:
             run = _start(opening, pids, temps, stack)
             yield run
         except KeyboardInterrupt:
+            if signal.SIGTERM in received[:1]:
+                raise Stopped(_code(folder), f"terminated; {_what_is_left(folder)}") from None
             raise Stopped(INTERRUPTED, f"interrupted; {_what_is_left(folder)}") from None
-        except Terminated:
-            raise Stopped(_code(folder), f"terminated; {_what_is_left(folder)}") from None
         except PlanError:
             raise
         except RollearnError as error:

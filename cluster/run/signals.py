@@ -9,16 +9,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Terminated(BaseException):
-    """SIGTERM was received (preemption); raised in the main thread like KeyboardInterrupt."""
-
-
 @contextmanager
-def handled(end_now: Callable[[int], None], grace: float) -> Iterator[None]:
-    """Raise KeyboardInterrupt or Terminated in the main thread once, so that the body ends and is closed.
+def handled(end_now: Callable[[int], None], grace: float) -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt in the main thread once, at SIGINT and at SIGTERM, so that the body ends and is closed.
 
-    `end_now(signal)` ends the process instead: at a second SIGINT, or when the body has not been left `grace` seconds
-    after the first signal.
+    It is KeyboardInterrupt for both: Ray looks for signals inside its calls and loses any other exception raised
+    there. What is yielded lists the signals as they come, the one that ended the body first. `end_now(signal)` ends
+    the process instead: at a second SIGINT, or when the body has not been left `grace` seconds after the first signal.
     """
     seen: list[int] = []
     patience: list[threading.Timer] = []
@@ -32,11 +29,11 @@ def handled(end_now: Callable[[int], None], grace: float) -> Iterator[None]:
             patience.append(threading.Timer(grace, end_now, (number,)))
             patience[0].daemon = True
             patience[0].start()
-            raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+            raise KeyboardInterrupt
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield seen
     finally:
         for timer in patience:
             timer.cancel()

@@ -9,16 +9,17 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.run.signals import Terminated, handled
+from cluster.run.signals import handled
 
 
 def run(number: signal.Signals, ended: list[int], grace: float, close: Callable[[], None] = lambda: None) -> None:
     """A run that is sent a signal, and what it does while it closes."""
-    with handled(ended.append, grace):
+    with handled(ended.append, grace) as received:
         try:
             os.kill(os.getpid(), number)
             time.sleep(1.0)
         finally:
+            assert received == [number]
             close()
 
 
@@ -36,7 +37,7 @@ def test_the_first_signal_is_raised_once_and_later_ones_do_not_cut_the_clean_up_
         send(signal.SIGTERM, signal.SIGINT)
         closed.append(True)
 
-    with pytest.raises(Terminated):
+    with pytest.raises(KeyboardInterrupt):
         run(signal.SIGTERM, ended, 60.0, close)
     assert closed
     assert ended == []
@@ -57,7 +58,7 @@ def test_what_does_not_close_within_its_grace_is_ended() -> None:
         while not ended and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    with pytest.raises(Terminated):
+    with pytest.raises(KeyboardInterrupt):
         run(signal.SIGTERM, ended, 0.05, hang)
     assert ended == [signal.SIGTERM]
 
