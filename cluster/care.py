@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from cluster.errors import RemoteFailure
-from cluster.fleet import Action, Current, Doubt, End, Event, Fleet, GiveUp, HandOn, Refresh, Restart, Retire, State
+from cluster.fleet import Fleet, State
+from cluster.fleet_events import Action, Current, Doubt, End, Event, GiveUp, HandOn, Refresh, Restart, Retire
 
 
 class Hands(Protocol):

@@ -5,8 +5,9 @@
         |  delay, then Restart                                 | Lost, or silent for too long
         DEAD <-------------------------------------------------/   (too many restarts: RETIRED, for good)
 
-Events go in with the time at which they happened, actions come out; whoever carries them out (cluster/start.py on real
-processes, a simulator on a clock of its own) reports back with events. No clock, no process and no thread is in here.
+Events go in with the time at which they happened, actions come out (cluster/fleet_events.py has both); whoever carries
+them out (cluster/care.py on real processes, a simulator on a clock of its own) reports back with events. No clock, no
+process and no thread is in here.
 
 * An engine is supervised alone. Ranks live and die together: with one lost, all are restarted.
 * What counts is progress (a counter that rose), not being alive: a process that answers and gets nowhere is lost.
@@ -23,6 +24,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from cluster.fleet_events import (
+    Action,
+    Asked,
+    Current,
+    Doubt,
+    End,
+    Event,
+    GiveUp,
+    HandOn,
+    Idle,
+    Lost,
+    Progress,
+    Refresh,
+    Restart,
+    Retire,
+    Started,
+)
 
 
 class State(StrEnum):
@@ -62,120 +81,6 @@ class Limits:
     """... and at least this long."""
     gap: float = 5.0
     """More between two calls: everything stood still, nobody was silent."""
-
-
-# Events ---------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A process is up (for ranks: all of them)."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Current:
-    """It has proven to hold a weights version: a good receipt, or for ranks the hash of what they restored."""
-
-    name: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """It was given work of so many groups (ranks: 0). From now on its silence counts."""
-
-    name: str
-    groups: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Its counter of progress (tokens, microbatches) stands at `counter`; a counter that did not rise says nothing."""
-
-    name: str
-    counter: float
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """It has done what it was asked for, or stopped doing it."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """It died, raised, or cannot be reached."""
-
-    name: str
-    reason: str
-
-
-Event = Started | Current | Asked | Progress | Idle | Lost
-
-
-# Actions --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Kill whatever is left of these processes, and tell the user why; they are not coming back as they are."""
-
-    names: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Start these anew, together. Answer with Started or Lost."""
-
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refresh:
-    """These are up with old weights: bring them up to date, and answer with Current or Lost."""
-
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HandOn:
-    """Offer the unfinished groups of this slow engine to those that are done."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """Tell the user that this member is silent."""
-
-    name: str
-    silent: float
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """Tell the user that these are given up."""
-
-    names: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Stop the run: nobody is left to do the work."""
-
-    reason: str
-
-
-Action = End | Restart | Refresh | HandOn | Doubt | Retire | GiveUp
-
-
-# The machine ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import ray
 
 from cluster.care import Care
 from cluster.errors import BrokenPromise, RemoteFailure
-from cluster.fleet import Asked, Idle, Progress
+from cluster.fleet_events import Asked, Idle, Progress
 from cluster.waiting import ENDED, ActorLost, Watch, fetch_all
 from learner.types import Batch, SavedFile, UpdateReport, Vote
 

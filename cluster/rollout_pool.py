@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from cluster.care import Care
 from cluster.errors import BrokenPromise, RemoteFailure
-from cluster.fleet import Asked, Current, HandOn, Idle, Lost, Progress, Refresh, Restart, Started, State
+from cluster.fleet import State
+from cluster.fleet_events import Asked, Current, HandOn, Idle, Lost, Progress, Refresh, Restart, Started
 from cluster.shares import Key, Shares
 from cluster.waiting import ENDED, ActorLost, Watch
 from rollout.engine import EngineFault, Sampling

@@ -20,7 +20,8 @@ from cluster import transport as transports
 from cluster.actors import LearnerActor, RolloutActor
 from cluster.care import Care
 from cluster.errors import BrokenPromise, RemoteFailure
-from cluster.fleet import Fleet, Limits, Lost, Restart, Started
+from cluster.fleet import Fleet, Limits
+from cluster.fleet_events import Lost, Restart, Started
 from cluster.gpu_requests import Request, engine_request, rank_request
 from cluster.learner_group import LearnerGroup
 from cluster.memory import resident

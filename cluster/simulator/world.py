@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from cluster.errors import RollearnError
-from cluster.fleet import (
+from cluster.fleet import Fleet
+from cluster.fleet_events import (
     Action,
     Asked,
     Current,
     Doubt,
     End,
     Event,
-    Fleet,
     GiveUp,
     HandOn,
     Idle,

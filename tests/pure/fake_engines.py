@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from cluster.care import Care
-from cluster.fleet import Current, Fleet, Limits, Started
+from cluster.fleet import Fleet, Limits
+from cluster.fleet_events import Current, Started
 from cluster.rollout_pool import RolloutPool
 from cluster.waiting import ENDED, ActorLost
 from rollout.engine import EngineFault, Sampling

@@ -6,25 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.fleet import (
+from cluster.fleet import Fleet, Limits, State
+from cluster.fleet_events import (
     Asked,
     Current,
     Doubt,
     End,
     Event,
-    Fleet,
     GiveUp,
     HandOn,
     Idle,
-    Limits,
     Lost,
     Progress,
     Refresh,
     Restart,
     Retire,
     Started,
-    State,
-)  # fmt: skip
+)
 
 LIMITS = Limits(silence=60.0, starting=300.0, restarts=3, window=3600.0, backoff=1.0)
 ENGINES, RANKS = ("engine-0", "engine-1"), ("learner-0", "learner-1")
