@@ -5,37 +5,20 @@ Pure: a configuration, the resources and the facts about the model in; a Plan or
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from cluster import transport as transports
 from cluster.adapter_plan import adapter_settings
 from cluster.errors import PlanError
+from cluster.model_facts import ModelFacts
 from cluster.placement import Layout, find
 from cluster.resources import Resources
 from cluster.run.config import Config
 from cluster.schedule import Kind
 from cluster.schedule_plan import scheduled
-from cluster.seating import layout_text, seat
+from cluster.seating import seat
 from learner.settings import Objective, objective_settings, without_effect
-
-DEMO = Path(__file__).resolve().parent.parent / "rollout" / "tasks" / "demo"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What the model directory says about itself."""
-
-    path: str
-    """Directory (or hub id) to load from."""
-    vocab_size: int
-    """V."""
-    max_positions: int
-    """Longest sequence the model was built for."""
-    recommended: dict[str, Any]
-    """Settings the directory recommends (rollearn.json), by dotted name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,35 +87,6 @@ class Plan:
     """The model."""
     notes: tuple[str, ...]
     """What the user should know before the start."""
-
-
-def read_model_facts(model: str) -> ModelFacts:
-    """Facts about a model directory; a hub id gives unknowns that are filled at start."""
-    if model == "demo":
-        return _facts(DEMO)
-    path = Path(model)
-    if path.is_dir():
-        return _facts(path.resolve())
-    if model.startswith((".", "/", "~")) or path.suffix or model.count("/") != 1:
-        raise PlanError(
-            f"--model {model}: there is no such directory.\n"
-            f"  Give a directory with config.json and safetensors, a hub id (owner/name), or leave it out for the demo."
-        )
-    return ModelFacts(path=model, vocab_size=0, max_positions=0, recommended={})
-
-
-def _facts(path: Path) -> ModelFacts:
-    config = path / "config.json"
-    if not config.is_file():
-        raise PlanError(f"--model {path}: no config.json in it; give a Hugging Face model directory.")
-    data = json.loads(config.read_text())
-    own = path / "rollearn.json"
-    return ModelFacts(
-        path=str(path),
-        vocab_size=int(data.get("vocab_size", 0)),
-        max_positions=int(data.get("max_position_embeddings", 0)),
-        recommended=json.loads(own.read_text()) if own.is_file() else {},
-    )
 
 
 def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
@@ -322,35 +276,3 @@ def _check_kl(config: Config) -> None:
         ):
             if given:
                 raise PlanError(f"{flag} has no effect without a KL term: add --kl.kind k3_weighted, or leave it out.")
-
-
-def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
-    """The plan as people read it."""
-    kl = f"{config.kl.kind}, coefficient {plan.kl_coef:g}"
-    kl = "off (no reference in memory)" if config.kl.kind == "none" else kl
-    inner = f" x {config.learner.inner_updates} inner updates" if config.learner.inner_updates > 1 else ""
-    lines = [
-        f"round      {config.rollouts} responses = {plan.prompts} prompts x {plan.group_size}{inner}",
-        f"           {plan.steps_per_round} optimizer steps of {plan.groups_per_minibatch} groups "
-        f"({plan.groups_per_minibatch * plan.group_size} responses)",
-        f"run        {config.rounds} rounds, {config.rounds * plan.steps_per_round} optimizer steps, "
-        f"{config.rounds * plan.responses_per_round} responses",
-        f"model      {plan.model.path}" + (f" (vocabulary {plan.model.vocab_size})" if plan.model.vocab_size else ""),
-        f"objective  {config.learner.loss}, ratio per {config.learner.ratio_level}, clip "
-        f"{config.learner.clip_low:g}/{config.learner.clip_high:g}, advantages {config.learner.advantage}, "
-        f"{plan.objective.reduction}, KL {kl}"
-        + (f", correction {plan.objective.correction}" if plan.objective.correction != "none" else ""),
-        f"optimizer  AdamW, learning rate {plan.lr:g}, ZeRO {config.learner.zero_stage}, {plan.learner_dtype}"
-        + (f", LoRA of rank {plan.lora_rank}, alpha {plan.lora_alpha:g}" if plan.lora_rank else ""),
-        f"sampling   temperature {config.rollout.temperature:g}, top-p {config.rollout.top_p:g}, at most "
-        f"{plan.max_new_tokens} tokens after at most {plan.max_prompt_tokens}, {plan.engine_dtype}",
-        f"reward     correctness + {config.reward.format_weight:g} x format"
-        + (" where correct" if config.reward.conditional_format else "")
-        + (f" + {config.reward_function}" if config.reward_function else ""),
-        f"processes  {plan.engines} engine(s) and {plan.ranks} rank(s), placement {plan.placement}, weights by "
-        f"{plan.transport}",
-        f"schedule   {plan.overlap}",
-        *(f"placement  {line}" for line in layout_text(plan.layout, resources.nodes)),
-        f"machine    {resources.cpus} cores, {resources.gpus} GPUs, {resources.memory / 2**30:.1f} GiB memory",
-    ]
-    return "\n".join(lines + [f"note       {note}" for note in plan.notes])

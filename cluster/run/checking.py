@@ -12,7 +12,8 @@ from pathlib import Path
 import tyro
 
 from cluster.errors import BAD_REQUEST, DONE
-from cluster.plan import make_plan, read_model_facts
+from cluster.model_facts import read_model_facts
+from cluster.plan import make_plan
 from cluster.resources import local_resources
 from cluster.run.cli import parse
 from cluster.run.inert import inert

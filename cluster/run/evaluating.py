@@ -16,7 +16,8 @@ from typing import Annotated
 import tyro
 
 from cluster.errors import DONE, INTERRUPTED, PlanError
-from cluster.plan import make_plan, read_model_facts
+from cluster.model_facts import read_model_facts
+from cluster.plan import make_plan
 from cluster.private import private_ray
 from cluster.resources import local_resources
 from cluster.run.cli import apply_settings, parse

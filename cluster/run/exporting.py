@@ -13,7 +13,7 @@ import tyro
 
 from cluster.adapter_plan import adapter_settings
 from cluster.errors import DONE, PlanError
-from cluster.plan import read_model_facts
+from cluster.model_facts import read_model_facts
 from cluster.run import cli
 from cluster.run.checkpoints import Checkpoint, CheckpointStore
 from cluster.run.saved_config import CONFIG

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 
 from cluster.errors import INTERRUPTED, NOT_RESUMABLE, RESUMABLE, PlanError, RollearnError, Stopped
 from cluster.joining import resources_at
-from cluster.plan import Plan, make_plan, plan_text, read_model_facts
+from cluster.model_facts import read_model_facts
+from cluster.plan import Plan, make_plan
+from cluster.plan_text import plan_text
 from cluster.private import private_ray
 from cluster.run.checkpoints import Checkpoint, CheckpointStore
 from cluster.run.cli import as_toml, fields

@@ -11,7 +11,9 @@ import tyro
 
 from cluster.errors import BAD_REQUEST, DONE, PlanError
 from cluster.joining import resources_at
-from cluster.plan import Plan, make_plan, plan_text, read_model_facts
+from cluster.model_facts import read_model_facts
+from cluster.plan import Plan, make_plan
+from cluster.plan_text import plan_text
 from cluster.planner import capacity
 from cluster.planner.architecture import Architecture, read_architecture
 from cluster.planner.cpu import MEASURED

@@ -15,7 +15,7 @@ import numpy as np
 import tyro
 
 from cluster.errors import PlanError
-from cluster.plan import read_model_facts
+from cluster.model_facts import read_model_facts
 from cluster.run import cli
 from cluster.run.config import Config
 from cluster.run.findings import Finding

@@ -18,12 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cluster.plan import DEMO, make_plan, read_model_facts
+from cluster.model_facts import read_model_facts
+from cluster.plan import make_plan
 from cluster.planner.architecture import read_architecture
 from cluster.planner.capacity import MeanLengths, cpu_split, work_of
 from cluster.planner.cpu import CpuMemory, cpu_memory
 from cluster.resources import local_resources
 from cluster.run.cli import parse
+from rollout.tasks import DEMO_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 0.20
@@ -56,7 +58,7 @@ def build_model(name: str, directory: Path) -> Path:
     config = Qwen3Config(**SHAPES[name], **rest, bos_token_id=None)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / file, directory)
+        shutil.copy(DEMO_MODEL / file, directory)
     return directory
 
 

@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster.plan import DEMO
 from cluster.planner.architecture import read_architecture
 from cluster.planner.calibrate import Measured, calibrate
 from cluster.planner.cpu import CpuCosts, CpuSplit
@@ -23,6 +22,7 @@ from cluster.simulator.build import on_cores
 from cluster.simulator.lengths import Lengths
 from cluster.simulator.outcome import Outcome
 from cluster.simulator.world import simulate
+from rollout.tasks import DEMO_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 0.15
@@ -53,7 +53,7 @@ def figures(folder: Path, case: str) -> dict[str, Any]:
 def directory(folder: Path, model: str) -> Path:
     """The demo, or a random model that planner_memory.py builds."""
     if model == "demo":
-        return DEMO
+        return DEMO_MODEL
     if not (folder / model).exists():
         sys.path.insert(0, str(Path(__file__).parent))
         from planner_memory import build_model  # type: ignore[import-not-found]

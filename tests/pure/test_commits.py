@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cluster.errors import BrokenPromise, PlanError
-from cluster.plan import make_plan, read_model_facts
+from cluster.model_facts import read_model_facts
+from cluster.plan import make_plan
 from cluster.resources import Resources
 from cluster.run import cli
 from cluster.run.checkpoints import Checkpoint, CheckpointStore

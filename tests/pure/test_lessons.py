@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from cluster.errors import PlanError
-from cluster.plan import make_plan, read_model_facts
+from cluster.model_facts import read_model_facts
+from cluster.plan import make_plan
 from cluster.resources import Resources
 from cluster.run.cli import fields
 from cluster.run.findings import Finding

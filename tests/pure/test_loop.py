@@ -14,7 +14,8 @@ import pytest
 
 import launch
 from cluster.errors import BrokenPromise
-from cluster.plan import Plan, make_plan, read_model_facts
+from cluster.model_facts import read_model_facts
+from cluster.plan import Plan, make_plan
 from cluster.resources import Resources
 from cluster.run.cli import parse
 from cluster.run.config import Config

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import PlanError
-from cluster.plan import Plan, make_plan, plan_text, read_model_facts, split_rollouts
+from cluster.model_facts import read_model_facts
+from cluster.plan import Plan, make_plan, split_rollouts
+from cluster.plan_text import plan_text
 from cluster.resources import Resources
 from cluster.run.cli import apply_settings, parse
 from cluster.run.config import Config

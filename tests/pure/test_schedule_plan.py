@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cluster.errors import PlanError
-from cluster.plan import Plan, make_plan, plan_text, read_model_facts
+from cluster.model_facts import read_model_facts
+from cluster.plan import Plan, make_plan
+from cluster.plan_text import plan_text
 from cluster.resources import Resources
 from cluster.run.cli import parse
 from rollout.types import UserError
