@@ -40,7 +40,8 @@ class Update:
         self.engine, self.reference, self.batch, self.first = engine, reference, batch, first
         self.minibatches = [int(m) for m in np.unique(batch.minibatches)]
         self._lengths = batch.prompt_lengths.astype(np.int64) + batch.response_lengths
-        self._signal = rows_with_signal(batch)
+        self.signal = rows_with_signal(batch)
+        """(B,) the responses that are computed: the others cannot move the weights."""
         self._old: np.ndarray | None = None  # (T,), this rank's rows only
         self._trained = 0
 
@@ -133,7 +134,7 @@ class Update:
         yield StepReport(engine.steps_done, minibatch, not applied, metrics)
 
     def _plan(self, minibatch: int) -> list[Rows]:
-        rows = np.flatnonzero((self.batch.minibatches == minibatch) & self._signal)
+        rows = np.flatnonzero((self.batch.minibatches == minibatch) & self.signal)
         settings = self.engine.settings
         return plan_microbatches(
             rows,

@@ -1,6 +1,6 @@
 """One learner rank as a process of its own, without Ray: trains on a fixed batch and saves weights and metrics.
 
-python tests/system/learner_rank.py RANK RANKS PORT ZERO MICROBATCH_TOKENS OUT [nan] [sampler] [streamed]
+python tests/system/learner_rank.py RANK RANKS PORT ZERO MICROBATCH_TOKENS OUT [nan] [sampler] [streamed] [computed]
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ def main() -> None:
     batches = [part(whole, m) for m in np.unique(whole.minibatches)] if "streamed" in sys.argv else [whole]
     reports: list[UpdateReport] = []
     for position, batch in enumerate(batches):
-        *_, report = Update(engine, None, batch, first=position == 0).run()
+        update = Update(engine, None, batch, first=position == 0)
+        if "computed" in sys.argv:  # what has no signal as well
+            update.signal = batch.counted
+        *_, report = update.run()
         assert isinstance(report, UpdateReport)
         reports.append(report)
     report = joined(reports)

@@ -41,12 +41,16 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("ranks", "zero", "tokens"), [(1, 0, 64), (2, 0, 100), (2, 1, 4096), (2, 2, 64), (2, 3, 100)])
-def test_ranks_microbatches_and_zero_stages_give_the_same_update(
-    one_rank: tuple[Any, list[Any]], tmp_path: Path, ranks: int, zero: int, tokens: int
+@pytest.mark.parametrize(
+    ("ranks", "zero", "tokens", "how"),
+    # computed: the two groups without signal, which are left out otherwise, go through the model too.
+    [(1, 0, 64, "computed"), (2, 0, 100, ""), (2, 1, 4096, ""), (2, 2, 64, ""), (2, 3, 100, "computed")],
+)
+def test_ranks_microbatches_zero_stages_and_work_without_signal_give_the_same_update(
+    one_rank: tuple[Any, list[Any]], tmp_path: Path, ranks: int, zero: int, tokens: int, how: str
 ) -> None:
     weights, steps = one_rank
-    split_weights, split_steps = train(tmp_path / "weights", ranks=ranks, zero=zero, tokens=tokens)
+    split_weights, split_steps = train(tmp_path / "weights", how, ranks=ranks, zero=zero, tokens=tokens)
     assert distance(weights, split_weights) <= 1e-5
     for step, split in zip(steps, split_steps, strict=True):
         # The gradient of one step agrees in norm; later steps start from weights that differ by rounding.
