@@ -5,6 +5,7 @@ Pure: a configuration, the resources and the facts about the model in; a Plan or
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,8 @@ class Plan:
     """KL coefficient by domain."""
     mismatch_limit: float
     """Largest engine/learner difference."""
+    eval_every: int
+    """Rounds between evaluations (0: none)."""
     model: ModelFacts
     """The model."""
     notes: tuple[str, ...]
@@ -164,6 +167,7 @@ def make_plan(config: Config, resources: Resources, model: ModelFacts) -> Plan:
         kl_coef=0.0 if config.kl.kind == "none" else (0.001 if config.kl.coef is None else config.kl.coef),
         kl_domains=parse_pairs("--kl.domains", config.kl.domains),
         mismatch_limit=limit,
+        eval_every=_evaluation_interval(config),
         model=model,
         notes=tuple(notes),
     )
@@ -233,6 +237,24 @@ def _at_least(flag: str, value: int, least: int) -> None:
 
 def _recommended(given: Any, model: ModelFacts, name: str, otherwise: Any) -> Any:
     return given if given is not None else model.recommended.get(name, otherwise)
+
+
+def _evaluation_interval(config: Config) -> int:
+    """Rounds between evaluations: as asked, else 2, or so many that evaluating takes no more responses than training.
+
+    The number of rounds has no part in it: a resumed run may have more, and is evaluated where it would have been.
+    """
+    evaluation = config.eval
+    for flag, value, least in (
+        ("--eval.every", evaluation.every or 0, 0),
+        ("--eval.size", evaluation.size, 1),
+        ("--eval.samples", evaluation.samples, 1),
+    ):
+        _at_least(flag, value, least)
+    if evaluation.every is not None:
+        return evaluation.every
+    trained = config.rollouts * config.learner.inner_updates
+    return max(2, math.ceil(evaluation.size * evaluation.samples / trained))
 
 
 def _check_sampling(config: Config) -> None:

@@ -31,6 +31,7 @@ def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
         f"reward     correctness + {config.reward.format_weight:g} x format"
         + (" where correct" if config.reward.conditional_format else "")
         + (f" + {config.reward_function}" if config.reward_function else ""),
+        f"evaluation {_evaluation_text(config, plan)}",
         f"processes  {plan.engines} engine(s) and {plan.ranks} rank(s), placement {plan.placement}, weights by "
         f"{plan.transport}",
         f"schedule   {plan.overlap}",
@@ -38,3 +39,14 @@ def plan_text(config: Config, plan: Plan, resources: Resources) -> str:
         f"machine    {resources.cpus} cores, {resources.gpus} GPUs, {resources.memory / 2**30:.1f} GiB memory",
     ]
     return "\n".join(lines + [f"note       {note}" for note in plan.notes])
+
+
+def _evaluation_text(config: Config, plan: Plan) -> str:
+    """When held-out prompts are answered, and how many."""
+    if not plan.eval_every:
+        return "none"
+    samples = f" x {config.eval.samples} responses" if config.eval.samples > 1 else ""
+    chosen = config.eval.every is None and plan.eval_every > 2
+    why = " (so that training generates as much)" if chosen else ""
+    often = "every round" if plan.eval_every == 1 else f"every {plan.eval_every} rounds"
+    return f"at most {config.eval.size} held-out prompts{samples} at the start, {often}{why} and at the end"

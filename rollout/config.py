@@ -96,11 +96,17 @@ class FilterConfig:
 class EvalConfig:
     """Evaluation on held-out prompts."""
 
-    every: int = 2
-    """Rounds between evaluations (0: none); the first is before any update, the last after the last round."""
+    every: int | None = None
+    """Rounds between evaluations, besides the first before any update and the last after the last round (0: none;
+    default: 2, or as many more as keep evaluations from taking more responses than training)."""
     size: int = 512
     """Held-out prompts used."""
     samples: int = 1
     """Responses per prompt at temperature 1 (above 1: pass@k and maj@k)."""
     prompts: str = ""
     """Held-out prompts, as for --prompts (default: the held-out split of the demo, else rows set aside by hash)."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is any evaluation, and so anything held out."""
+        return self.every != 0

@@ -216,7 +216,7 @@ def load_prompt_sets(
 
     train = load(spec, read_rows(spec, seed=seed))
     other: _Loaded | None = None
-    if evaluation.every:
+    if evaluation.wanted:
         where = evaluation.prompts or spec
         rows = read_rows(where, seed=seed, split="eval")
         if evaluation.prompts and not rows:
@@ -224,7 +224,7 @@ def load_prompt_sets(
         other = load(where, rows) if rows else None
     _raise_problems([train, *([other] if other else [])], data)
     everything = [prompt for _, prompt in train.pairs]
-    if not evaluation.every:
+    if not evaluation.wanted:
         return PromptSets(train.prompt_set(everything), PromptSet(spec, ()))
     if other is None:
         kept, aside, notes = _set_aside(train.pairs, evaluation.size)

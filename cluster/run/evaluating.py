@@ -76,7 +76,7 @@ def main(words: list[str]) -> int:
             "rollout.max_new_tokens": options.max_new_tokens,
         },
     )
-    own = run is not None and bool(run.eval.every) and options.prompts == run.prompts
+    own = run is not None and run.eval.wanted and options.prompts == run.prompts
     aside = run.eval.size if run is not None and own else 0
     table, numbers = _evaluate(config, 0.0 if options.greedy else options.temperature, aside)
     sys.stdout.write(inert(table) + "\n")

@@ -58,7 +58,7 @@ def check_rows(config: Config, plan: Plan) -> None:
             answer_required=not config.reward_function,
             verify_gold=verify_gold,
             vocabulary=Path(plan.model.path) / "tokenizer.json",
-            splits=SPLITS if config.eval.every else SPLITS[:1],
+            splits=SPLITS if config.eval.wanted else SPLITS[:1],
         )
 
 

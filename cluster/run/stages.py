@@ -157,14 +157,14 @@ class Run:
 
     def evaluate(self, turn: Round) -> None:
         """Held-out accuracy with the weights the engines hold now; into the row of the round."""
-        every = self.config.eval.every
+        every = self.plan.eval_every
         due = every and (turn.number % every == 0 or turn.number == self.config.rounds)
         if due and self.held_out:
             turn.row |= self.evaluation(turn.number)
 
     def evaluate_start(self) -> None:
         """Row 0: evaluation before any update."""
-        if self.config.eval.every and self.held_out and not self.recording.rows:
+        if self.plan.eval_every and self.held_out and not self.recording.rows:
             row = {"round": 0, "weights_version": 0} | self.evaluation(0)
             self.recording.write(row)
 

@@ -54,7 +54,7 @@ def test_a_twin_is_a_run_that_can_be_planned(lesson: Lesson, healthy: bool) -> N
     plan = make_plan(config, LAPTOP, read_model_facts(config.model))
     assert plan.steps_per_round >= 1
     assert (config.seed, config.checkpoint.every, config.model) == (3, 0, "demo")
-    assert config.eval.every > 0, "there must be an evaluation before and after"
+    assert plan.eval_every > 0, "there must be an evaluation before and after"
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)

@@ -54,6 +54,7 @@ class Pretend:
         self.lags: dict[int, set[int]] = {}
         self.prompts: dict[int, Any] = {}
         self.metrics = SimpleNamespace(last_round=version)
+        self.rows: list[dict[str, Any]] = []
         self.journal: Journal | None = None
         self.members: dict[str, Any] = {}
         self.hosts: dict[str, str] = {}
@@ -145,6 +146,9 @@ class Pretend:
 
     # recording
 
+    def write(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
     def round(self, turn: Round) -> None:
         self.say(f"recording {turn.number}")
         for scored in turn.trained:
@@ -156,7 +160,7 @@ class Pretend:
 
 @cache
 def planned(*words: str) -> tuple[Config, Plan]:
-    config = parse([*WORDS, "--eval.every", "0", *words])
+    config = parse([*WORDS, *words])
     return config, make_plan(config, Resources(cpus=2, gpus=0, memory=16 << 30), read_model_facts("demo"))
 
 
@@ -193,6 +197,31 @@ def test_every_group_is_trained_once_and_prompts_are_drawn_as_in_every_other_sch
         assert [r.prompt.row_id for r in pretend.asked if r.round == number] == expected
         assert pretend.prompts[number] == drawn.state()
     assert [said for said in pretend.said if "sync" in said] == [f"sync {n}" for n in range(4)]
+
+
+def test_a_run_is_evaluated_at_its_start_at_its_end_and_as_often_between_as_the_plan_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+
+    def evaluation(_: Run, round_: int) -> dict[str, Any]:
+        evaluated.append(round_)
+        return {}
+
+    monkeypatch.setattr(Run, "evaluation", evaluation)
+    for name, every, rounds, expected in (
+        ("short", None, 3, [0, 3]),  # 32 responses per round: by itself every 16 rounds
+        ("long", None, 20, [0, 16, 20]),
+        ("asked", "2", 3, [0, 2, 3]),
+        ("never", "0", 3, []),
+    ):
+        pretend = Pretend()
+        words = ["--rounds", str(rounds), *(["--eval.every", every] if every else [])]
+        run = run_of(pretend, tmp_path / name, *words, prompts=stream())
+        run.held_out = tuple(PROMPTS)
+        launch.loop(run)
+        assert evaluated == expected, name
+        evaluated.clear()
 
 
 def order(pretend: Pretend, *events: str) -> list[int]:

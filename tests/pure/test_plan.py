@@ -16,7 +16,7 @@ from cluster.model_facts import read_model_facts
 from cluster.plan import Plan, make_plan, split_rollouts
 from cluster.plan_text import plan_text
 from cluster.resources import Resources
-from cluster.run.cli import apply_settings, parse
+from cluster.run.cli import apply_settings, as_toml, parse
 from cluster.run.config import Config
 from cluster.run.inputs import check_rows
 from learner.variants import PRESETS
@@ -57,6 +57,8 @@ def test_rollouts_are_split_into_prompts_groups_and_minibatches(
         (["--rollouts", "1"], ["--rollouts 1", "at least 2"]),
         (["--group-size", "1"], ["a group of one has no advantage"]),
         (["--rounds", "0"], ["--rounds 0"]),
+        (["--eval.every", "-1"], ["--eval.every -1", "at least 0"]),
+        (["--eval.size", "0"], ["--eval.size 0", "at least 1"]),
         (["--trace-round", "5", "--rounds", "3"], ["--trace-round 5", "3 rounds", "--trace-round 3", "--rounds 5"]),
         (["--trace-round", "-1"], ["--trace-round -1"]),
         (["--rollout.top-p", "0.9"], ["--rollout.top-p 0.9", "--rollout.allow-unscored-sampling"]),
@@ -141,3 +143,38 @@ def test_the_plan_shows_the_arithmetic() -> None:
     text = plan_text(config, make_plan(config, LAPTOP, read_model_facts("demo")), LAPTOP)
     assert "8192 responses = 512 prompts x 16" in text
     assert "16 optimizer steps of 32 groups (512 responses)" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "every", "said"),
+    [
+        ([], 2, "every 2 rounds and"),
+        (["--rollouts", "256"], 2, "every 2 rounds and"),
+        (["--rollouts", "8"], 64, "every 64 rounds (so that training generates as much) and"),
+        (["--preset", "cheap"], 64, "every 64 rounds (so that training generates as much) and"),
+        (["--rollouts", "48"], 11, "every 11 rounds (so"),  # 512 / 48 = 10.7
+        (["--rollouts", "64", "--eval.samples", "4"], 32, "512 held-out prompts x 4 responses"),
+        (["--rollouts", "64", "--learner.inner-updates", "2"], 4, "every 4 rounds (so"),
+        (["--rollouts", "8", "--eval.every", "1"], 1, "every round and"),
+        (["--rollouts", "8", "--eval.every", "5"], 5, "every 5 rounds and"),
+        (["--eval.every", "0"], 0, "evaluation none"),
+    ],
+)
+def test_evaluating_takes_no_more_responses_than_training_unless_asked_to(
+    words: list[str], every: int, said: str
+) -> None:
+    plan = planned(*words)
+    assert plan.eval_every == every
+    assert said in plan_text(parse(words), plan, LAPTOP)
+
+
+def test_a_resumed_run_is_evaluated_in_the_rounds_it_would_have_been(tmp_path: Path) -> None:
+    for words in (
+        ["--rollouts", "8"],
+        ["--rollouts", "8", "--eval.every", "3"],
+        ["--rollouts", "8", "--eval.every", "0"],
+    ):
+        saved = tmp_path / "config.toml"
+        saved.write_text(as_toml(parse(words)))
+        again = planned("--config", str(saved), "--rounds", "500")
+        assert again.eval_every == planned(*words).eval_every
