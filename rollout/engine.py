@@ -123,6 +123,7 @@ class RolloutEngine:
         )
         self._tokenizer = self._llm.get_tokenizer()
         self._next_id = 0
+        self._loading = False
 
     def generate(
         self, requests: Sequence[GroupRequest], sampling: Sampling, tick: float = 0.5
@@ -162,8 +163,14 @@ class RolloutEngine:
         return sum(seen.values())
 
     def begin_load(self) -> None:
-        """Start taking new weights (vLLM's update API: start)."""
+        """Start taking new weights (vLLM's update API: start).
+
+        A sync that another engine's death cut short is closed first: all tensors come again.
+        """
+        if self._loading:
+            self._rpc("finish_weight_update")
         self._rpc("start_weight_update")
+        self._loading = True
 
     def load_bucket(self, bucket: WeightBucket) -> int:
         """Take some tensors; returns how many."""
@@ -190,6 +197,7 @@ class RolloutEngine:
         """Finish taking weights, empty the prefix cache, and prove what is now held, on all devices of the engine."""
         started = time.monotonic()
         self._rpc("finish_weight_update")
+        self._loading = False
         if self.settings.lora_rank:
             self._rpc("place_adapter")
         reset = bool(self._llm.reset_prefix_cache())
@@ -209,7 +217,11 @@ class RolloutEngine:
         self._llm.wake_up(tags=[what])
 
     def _update(self, arrival: dict[str, Any], names: Sequence[str]) -> int:
-        self._rpc("update_weights", arrival)
+        try:
+            self._rpc("update_weights", arrival)
+        except BaseException:
+            self._loading = False  # vLLM ends the update itself where loading raises
+            raise
         return len(names)
 
     def _rpc(self, method: str, *args: Any) -> Any:

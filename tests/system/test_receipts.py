@@ -88,6 +88,16 @@ def test_one_dropped_tensor_is_named(engine: Any, weights: dict[str, torch.Tenso
     sync(engine, weights)
 
 
+def test_a_sync_that_was_cut_short_is_begun_again(engine: Any, weights: dict[str, torch.Tensor]) -> None:
+    """As when another engine dies in the middle: layers are half loaded, and the next sync brings everything again."""
+    other = {name: tensor + 0.01 for name, tensor in weights.items()}
+    half = dict(list(other.items())[: len(other) // 2 + 1])
+    engine.begin_load()
+    engine.begin_load()
+    engine.load_bucket(WeightBucket(tuple(half), tuple(t.numpy() for t in half.values()), "float32"))
+    sync(engine, weights)
+
+
 def test_a_tied_output_layer_that_is_not_packed_again_is_noticed(
     engine: Any, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
