@@ -72,6 +72,7 @@ def _write(checkpoint: Checkpoint, config: Config, run: Path, target: Path) -> N
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    from cluster.run.inputs import model_directory
     from learner.checkpoint import CheckpointRefused, read_weights, tensors_sha256
     from learner.engine import load_model
     from learner.lora import insert_adapter
@@ -79,7 +80,7 @@ def _write(checkpoint: Checkpoint, config: Config, run: Path, target: Path) -> N
     from rollout.tokens import load_tokenizer, prepare_model
 
     manifest = checkpoint.manifest
-    model_path = prepare_model(read_model_facts(config.model).path, run / "prepared").path
+    model_path = prepare_model(model_directory(config, read_model_facts(config.model).path), run / "prepared").path
     model = load_model(model_path, str(manifest.settings["plan.learner_dtype"]))
     rank, alpha = adapter_settings(config, [])
     if rank:

@@ -12,6 +12,7 @@ from typing import Any
 from cluster.plan import Plan
 from cluster.run.config import Config
 from rollout.config import DataConfig
+from rollout.hub import on_this_machine
 from rollout.prompts import SPLITS, PromptSet, check_prompts, load_prompt_sets, load_prompts
 from rollout.rewards.selftest import verify_gold
 from rollout.scoring import Scoring
@@ -67,7 +68,7 @@ def load_inputs(config: Config, plan: Plan, prepared: Path) -> Inputs:
 
     `prepared` is where a model directory goes whose tokenizer had to be changed.
     """
-    model, tokenizer = _load_tokenizer(plan, prepared)
+    model, tokenizer = _load_tokenizer(config, plan, prepared)
     sets = load_prompt_sets(
         config.prompts,
         fitting(config, plan),
@@ -86,7 +87,7 @@ def load_held_out(config: Config, plan: Plan, prepared: Path, aside: int = 0) ->
 
     `aside`: how many rows a run has set aside from a source without any (0: there was no such run).
     """
-    model, tokenizer = _load_tokenizer(plan, prepared)
+    model, tokenizer = _load_tokenizer(config, plan, prepared)
     found = load_prompts(
         config.prompts,
         fitting(config, plan),
@@ -102,10 +103,18 @@ def load_held_out(config: Config, plan: Plan, prepared: Path, aside: int = 0) ->
     return _inputs(config, plan, model, tokenizer, stream, (chosen,))
 
 
-def _load_tokenizer(plan: Plan, prepared: Path) -> tuple[PreparedModel, Any]:
+def model_directory(config: Config, model: str) -> str:
+    """Where engines and ranks load from: a directory, which a model of the hub becomes here and once.
+
+    The nodes of a cluster that was joined have caches, and tokens, of their own: they are given the hub id.
+    """
+    return model if config.cluster.address else on_this_machine(model)
+
+
+def _load_tokenizer(config: Config, plan: Plan, prepared: Path) -> tuple[PreparedModel, Any]:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    model = prepare_model(plan.model.path, prepared)
+    model = prepare_model(model_directory(config, plan.model.path), prepared)
     return model, load_tokenizer(model.path)
 
 

@@ -1,0 +1,30 @@
+"""A model of the Hugging Face hub as a directory of this machine, so that no other process needs network or token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollout.types import UserError
+
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*")
+_NOT_WANTED = ("*/*", "consolidated*")
+"""Copies of the weights in other formats, in folders or under Mistral's name."""
+
+
+def on_this_machine(model: str) -> str:
+    """A model directory as it is; for a hub id its snapshot in the hub's cache, fetched first where it is not there.
+
+    UserError when it cannot be had: no such model, no network, or one that asks for a token ($HF_TOKEN).
+    """
+    if Path(model).is_dir() or Path(model).is_absolute():
+        return model
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(snapshot_download(model, allow_patterns=list(_WANTED), ignore_patterns=list(_NOT_WANTED)))
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"--model {model}: it is no directory here, and cannot be fetched from the hub. {first}\n"
+            f"  A model behind a licence needs a token in $HF_TOKEN; without a network, give a directory."
+        ) from error

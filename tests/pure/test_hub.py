@@ -1,0 +1,46 @@
+"""A model named by its id on the hub, found in a cache that stands in for the hub."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cluster.run.cli import parse
+from cluster.run.inputs import model_directory
+from rollout.hub import on_this_machine
+from rollout.tasks import DEMO_MODEL
+from rollout.types import UserError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The demo as the hub's cache would hold it, for a machine without a network; gives its directory."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    home = tmp_path / "models--somebody--demo"
+    shutil.copytree(DEMO_MODEL, home / "snapshots" / COMMIT)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(COMMIT)
+    return home / "snapshots" / COMMIT
+
+
+def test_a_hub_id_becomes_a_directory_of_this_machine(snapshot: Path) -> None:
+    assert on_this_machine("somebody/demo") == str(snapshot)
+
+
+def test_a_directory_stays_what_it_is(snapshot: Path) -> None:
+    assert on_this_machine(str(snapshot)) == str(snapshot)
+
+
+def test_a_model_that_cannot_be_had_is_refused_with_what_to_do() -> None:
+    with pytest.raises(UserError, match=r"--model somebody/else: .* cannot be fetched(.|\n)*HF_TOKEN"):
+        on_this_machine("somebody/else")
+
+
+def test_nodes_of_a_cluster_that_was_joined_fetch_for_themselves(snapshot: Path) -> None:
+    assert model_directory(parse(["--cluster.address", "box1:6379"]), "somebody/demo") == "somebody/demo"
+    assert model_directory(parse([]), "somebody/demo") == str(snapshot)
