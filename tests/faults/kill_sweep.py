@@ -6,6 +6,9 @@ Each line of the table is one run in which one process was killed once; a run th
 fifth kill comes while the run starts; the others at a moment drawn evenly over what comes after its start was committed
 (`+` in the table). Exit code 1 when any of them ends in another state, or leaves a process, shared memory or a
 temporary directory behind for 90 s. With `--zero 0,1,2,3 --ranks 1,2` the sweep is repeated for every combination.
+
+It takes well over an hour. What always runs of it are two tests, with kills at chosen moments: test_resume.py kills the
+driver three times in one run, test_supervision.py an engine and a rank in one run.
 """
 
 from __future__ import annotations
