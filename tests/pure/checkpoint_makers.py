@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,3 +55,22 @@ def writer(round_: int, ranks: int = 2) -> Callable[[Path], Mapping[str, Vote]]:
         return votes
 
     return write
+
+
+def truncate(path: Path) -> None:
+    """Damage: half of the file is gone."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    """Damage: one bit is another."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def swap_for_link(path: Path) -> None:
+    """Damage: a link to the file in its place."""
+    other = path.with_suffix(".other")
+    path.rename(other)
+    path.symlink_to(other)

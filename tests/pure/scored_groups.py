@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cluster.run.group_codec import encode_group
 from rollout.types import Group, GroupRequest, Prompt, ScoredGroup
 
 
@@ -28,3 +29,18 @@ def scored_group(row="row0", *, round_=1, occurrence=0, minibatch=0, size=4, see
     parts = {"correctness": rng.random(size), "format": rng.random(size)}
     weighted = {name: part * 0.5 for name, part in parts.items()}
     return ScoredGroup(group, parts, rng.random(size), ("right",) * size, 3, weighted)
+
+
+def assert_same(one, other):
+    """Two groups are the same in every value and type."""
+    assert encode_group(one) == encode_group(other)
+    assert one.group.request.prompt.columns == other.group.request.prompt.columns
+    for name in ("token_ids", "sampler_logprobs", "lengths", "finished"):
+        mine, theirs = getattr(one.group, name), getattr(other.group, name)
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
+    assert one.group.texts == other.group.texts
+    assert one.group.request.key == other.group.request.key
+    np.testing.assert_array_equal(one.total, other.total)
+    assert list(one.parts) == list(other.parts)
+    assert list(one.weighted) == list(other.weighted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import random
 import signal
 import time
@@ -13,9 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,9 +31,8 @@ from cluster.run.manifest import (
     search_order,
     setting_differences,
 )
-from learner.checkpoint import CheckpointRefused, check, rng_state, scan, set_rng_state, sha256_of
 from learner.types import SavedFile, Vote
-from tests.pure.checkpoint_makers import PLAIN, manifest_of, writer
+from tests.pure.checkpoint_makers import PLAIN, flip, manifest_of, swap_for_link, truncate, writer
 
 POINTS = ("ckpt.shard", "ckpt.vote", "ckpt.manifest", "ckpt.rename", "ckpt.latest", "ckpt.evict")
 
@@ -300,22 +296,6 @@ def test_votes_that_do_not_agree_make_no_checkpoint(votes: dict[str, Vote], reas
 # --- Damaged ----------------------------------------------------------------------------------------------------------
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    path.write_bytes(data)
-
-
-def swap_for_link(path: Path) -> None:
-    other = path.with_suffix(".other")
-    path.rename(other)
-    path.symlink_to(other)
-
-
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, swap_for_link])
 @pytest.mark.parametrize("name", ["shards/rank_1.pt", "manifest.json"])
 def test_damage_is_named_and_the_older_checkpoint_is_used(
@@ -455,104 +435,3 @@ def test_settings_that_differ_are_listed() -> None:
         ("b", None, None),
         ("c", None, 3),
     ]
-
-
-# --- Loading runs nothing ---------------------------------------------------------------------------------------------
-
-
-class Malicious:
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (f"touch {self.canary}",)
-
-
-def test_code_in_a_shard_is_refused_before_it_runs(tmp_path: Path) -> None:
-    canary, shard = tmp_path / "canary", tmp_path / "shard.pt"
-    torch.save({"module": {"w": torch.ones(3)}, "extra": Malicious(canary)}, shard)
-    torch.load(shard, weights_only=False)
-    assert canary.exists(), "the attack itself works"
-    canary.unlink()
-    with pytest.raises(CheckpointRefused, match="more than tensors"):
-        scan(shard, [])
-    listed = SavedFile("shard.pt", 0, shard.stat().st_size, sha256_of(shard))
-    with pytest.raises(CheckpointRefused, match="more than tensors"):
-        check([listed], tmp_path, [])
-    assert not canary.exists()
-
-
-def test_a_bare_pickle_is_refused_too(tmp_path: Path) -> None:
-    canary, shard = tmp_path / "canary", tmp_path / "shard.pt"
-    shard.write_bytes(pickle.dumps(Malicious(canary)))
-    with pytest.raises(CheckpointRefused, match="more than tensors"):
-        scan(shard, [])
-    assert not canary.exists()
-
-
-def test_plain_tensors_pass(tmp_path: Path) -> None:
-    shard = tmp_path / "shard.pt"
-    torch.save({"w": torch.ones(3), "step": 4, "shape": torch.Size([3])}, shard)
-    check([SavedFile("shard.pt", 0, shard.stat().st_size, sha256_of(shard))], tmp_path, [])
-
-
-@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, swap_for_link])
-def test_a_shard_that_changed_is_refused_by_its_rank(damage: Callable[[Path], None], tmp_path: Path) -> None:
-    shard = tmp_path / "shard.pt"
-    torch.save({"w": torch.arange(10000.0)}, shard)
-    listed = SavedFile("shard.pt", 0, shard.stat().st_size, sha256_of(shard))
-    damage(shard)
-    with pytest.raises(CheckpointRefused, match=r"shard\.pt"):
-        check([listed], tmp_path, [])
-
-
-def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shard = tmp_path / "shard.pt"
-    torch.save({"w": torch.ones(3)}, shard)
-    monkeypatch.setattr(os, "geteuid", lambda: shard.stat().st_uid + 1)
-    with pytest.raises(CheckpointRefused, match="belongs to user"):
-        check([SavedFile("shard.pt", 0, shard.stat().st_size, sha256_of(shard))], tmp_path, [])
-
-
-def test_random_states_come_back() -> None:
-    random.gauss(0, 1)
-    np.random.normal()
-    saved = rng_state("cpu")
-    first = (torch.rand(3).tolist(), np.random.normal(size=3).tolist(), random.gauss(0, 1), random.random())
-    set_rng_state(saved)
-    assert (torch.rand(3).tolist(), np.random.normal(size=3).tolist(), random.gauss(0, 1), random.random()) == first
-
-
-# --- Faults on purpose ------------------------------------------------------------------------------------------------
-
-
-def test_without_the_variable_no_fault_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(faults.VARIABLE, raising=False)
-    assert not any(faults.reach(point, 0, 1) for point in POINTS)
-
-
-def test_a_fault_happens_at_its_place_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(faults.VARIABLE, "bwd@2:1:7:nan")
-    assert [faults.reach("bwd", 1, 7) for _ in range(3)] == [False, True, False]
-    assert not faults.reach("bwd", 0, 7)
-    assert not faults.reach("bwd", 1, 8)
-    assert not faults.reach("fwd", 1, 7)
-    monkeypatch.setenv(faults.VARIABLE, "bwd@0:1:7:nan")
-    assert faults.reach("bwd", 1, 7)
-    assert faults.reach("bwd", 1, 7)
-
-
-def test_a_fault_that_happens_once_is_remembered_by_the_next_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(faults.VARIABLE, "pack:0:3:raise:once")
-    with pytest.raises(RuntimeError, match="injected at pack"):
-        faults.reach("pack", 0, 3, tmp_path)
-    faults._reached.clear()  # what a new process starts with
-    assert not faults.reach("pack", 0, 3, tmp_path)
-
-
-@pytest.mark.parametrize("text", ["bwd:0:1", "bwd:0:1:explode", "bwd:x:1:nan", "bwd:0:1:nan:twice"])
-def test_a_malformed_fault_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        faults.parse_fault(text)
