@@ -76,13 +76,20 @@ def _ratios(gold: str, answer: str) -> Opinion | None:
         return None
     if re.search(r":0\d", gold + " " + answer):
         return "wrong"  # 2:05 is a time, and 2:5 is not
-    parts = [[exact_text(part) for part in text.split(":")] for text in (gold, answer)]
-    first, second = ([*side, Fraction(1)] if len(side) == 1 else side for side in parts)
-    if len(first) != len(second) or None in first or None in second or not any(first) or not any(second):
+    first, second = _terms(gold), _terms(answer)
+    if first is None or second is None or len(first) != len(second):
         return "wrong"
     pairs = list(zip(first, second, strict=True))
-    same = all(a * d == c * b for a, b in pairs for c, d in pairs if None not in (a, b, c, d))  # type: ignore[operator]
-    return "right" if same else "wrong"
+    return "right" if all(a * d == c * b for a, b in pairs for c, d in pairs) else "wrong"
+
+
+def _terms(ratio: str) -> list[Fraction] | None:
+    """The terms of a ratio, a single value being one to 1; None where one has no exact value, or all are 0."""
+    terms = [term for term in map(exact_text, ratio.split(":")) if term is not None]
+    if len(terms) <= ratio.count(":"):
+        return None
+    terms += [Fraction(1)] * (len(terms) == 1)
+    return terms if any(terms) else None
 
 
 def _bases(gold: str, answer: str) -> Opinion | None:
