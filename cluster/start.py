@@ -30,6 +30,7 @@ from cluster.ports import on_a_free_port
 from cluster.rollout_pool import RolloutPool
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
+from cluster.run.secrecy import hidden
 from cluster.run.speed import Work
 from cluster.seats import Seats
 from cluster.settings import engine_settings, rank_settings
@@ -313,8 +314,10 @@ class System:
         environment = environment | dict(request.environment)
         place = NodeAffinitySchedulingStrategy(request.node, soft=False) if request.node else "DEFAULT"
         log = str(self.folder.logs / f"{name}.log")
-        # Whatever libraries leave in the temporary directory goes when the run's own is removed.
-        variables = environment if self.config.cluster.address else environment | {"TMPDIR": str(self.temp)}
+        # Whatever libraries leave in the temporary directory goes when the run's own is removed; and what has no use for
+        # your tokens and keys does not get them. In a cluster that was joined, processes have their node's environment.
+        ours = {} if self.config.cluster.address else hidden() | {"TMPDIR": str(self.temp)}
+        variables = ours | environment
         arguments = (*settings, log, self.config.trace_round)
         options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "scheduling_strategy": place}
         seat = self.seats.options(name) if self.seats is not None else {}

@@ -21,11 +21,21 @@ WITH_CREDENTIALS = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@]+@", re.IGNORECASE)
 
 def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
     """Value -> name of the variable it stands in."""
+    return {value: name for name, value in environment.items() if _is_secret(name, value)}
+
+
+def hidden(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Every variable that holds a secret, emptied: for processes that would inherit it and have no use for it.
+
+    Ray's own token is left: without it no process of a run may talk to another.
+    """
     return {
-        value: name
-        for name, value in environment.items()
-        if len(value) >= SHORTEST and SECRET_NAMES.search(name) and not NO_SECRETS.search(name)
+        name: "" for name, value in environment.items() if _is_secret(name, value) and not name.startswith("RAY_AUTH_")
     }
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return len(value) >= SHORTEST and bool(SECRET_NAMES.search(name)) and not NO_SECRETS.search(name)
 
 
 def refuse_secrets(settings: Iterable[tuple[str, Any]], environment: Mapping[str, str] = os.environ) -> None:

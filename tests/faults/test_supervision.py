@@ -54,6 +54,10 @@ def test_with_an_engine_and_a_rank_killed_the_run_ends_as_if_nothing_had_happene
     environment = leftovers.environment | {"HF_TOKEN": secret, "WANDB_API_KEY": secret}
     command = Command(*SMALL, "--run", str(run), fault="bwd@2:1:2:kill9:once", environment=environment)
     await_round(run, 1, command)
+    for name in ("engine-0", "learner-0"):
+        started_with = Path(f"/proc/{pid_of(run, name)}/environ").read_bytes()
+        assert b"TMPDIR=" in started_with
+        assert secret.encode() not in started_with, f"{name} has no use for a secret"
     os.kill(pid_of(run, "engine-0"), signal.SIGKILL)
     ended = command.end()
     assert ended.code == 0, ended.text

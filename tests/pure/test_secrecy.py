@@ -9,7 +9,7 @@ import pytest
 from cluster.errors import PlanError
 from cluster.run import cli
 from cluster.run.metrics import EventLog
-from cluster.run.secrecy import redacted, refuse_secrets, secrets_of
+from cluster.run.secrecy import hidden, redacted, refuse_secrets, secrets_of
 
 PLANTED = {"HF_TOKEN": "hf_planted0secret", "WANDB_API_KEY": "planted1secret", "HOME": "/root", "MY_KEY": "short"}
 
@@ -17,6 +17,11 @@ PLANTED = {"HF_TOKEN": "hf_planted0secret", "WANDB_API_KEY": "planted1secret", "
 def test_secrets_are_known_by_the_names_of_their_variables() -> None:
     environment = PLANTED | {"TOKENIZERS_PARALLELISM": "false...", "RAY_AUTH_TOKEN_PATH": "/tmp/somewhere/token"}
     assert secrets_of(environment) == {"hf_planted0secret": "HF_TOKEN", "planted1secret": "WANDB_API_KEY"}
+
+
+def test_processes_without_use_for_secrets_get_none_and_all_else() -> None:
+    environment = PLANTED | {"TWIN_TOKEN": PLANTED["HF_TOKEN"], "RAY_AUTH_TOKEN": "planted2secret", "LANG": "C.UTF-8"}
+    assert hidden(environment) == {"HF_TOKEN": "", "WANDB_API_KEY": "", "TWIN_TOKEN": ""}
 
 
 @pytest.mark.parametrize(
