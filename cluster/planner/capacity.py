@@ -15,6 +15,7 @@ from cluster.planner.text import advice_lines, estimate_lines, memory_rows, mode
 from cluster.planner.work import Work
 from cluster.resources import Node, Resources
 from cluster.run.config import Config
+from rollout.tasks import DEMO_SOURCE
 
 NODE_CORES, NODE_MEMORY = 96, 1 << 40
 """Cores and host memory of a node that is only named, not there."""
@@ -49,9 +50,10 @@ def named_resources(cluster: Cluster) -> Resources:
 
 def work_of(config: Config, plan: Plan, model: Architecture, lengths: MeanLengths) -> Work:
     """One round of a plan. Where lengths are not given: half the longest response; 256 tokens of prompt (demo: 6)."""
-    prompt = lengths.prompt or (6 if config.prompts == "arithmetic" else min(256, plan.max_prompt_tokens))
+    demo = config.prompts.partition(":")[0] == DEMO_SOURCE
+    prompt = lengths.prompt or (6 if demo else min(256, plan.max_prompt_tokens))
     # What the demo's prompts can be is known; another source may use all that is allowed.
-    longest_prompt = 6 if config.prompts == "arithmetic" else plan.max_prompt_tokens
+    longest_prompt = 6 if demo else plan.max_prompt_tokens
     return Work(
         prompts=plan.prompts,
         group_size=plan.group_size,

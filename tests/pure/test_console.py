@@ -20,7 +20,7 @@ FINDING = Finding("no-signal", "warning", 1, {"group/zero_signal": "0.9"}, "Grou
 
 def run_through(console: Console) -> None:
     """What a run of one round says."""
-    console.line("round      8 responses = 1 prompts x 8")
+    console.line("round      8 responses = 1 prompt x 8")
     console.phase("generate", total=2, round_=1, lane="engines")
     console.advance(1, "groups, 40 tokens", "engines")
     console.row(ROW)
@@ -34,7 +34,7 @@ def test_elsewhere_than_on_a_terminal_there_are_plain_lines(capsys: pytest.Captu
     run_through(Console(quiet=False, log_json=False, rounds=4))
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
-        "round      8 responses = 1 prompts x 8",
+        "round      8 responses = 1 prompt x 8",
         "round   1/4  correct 0.250  format 0.500  2.0 s",
         "warning: no-signal since round 1: Groups agree.",
         "1 round, 8 responses",

@@ -143,6 +143,11 @@ def test_the_plan_shows_the_arithmetic() -> None:
     text = plan_text(config, make_plan(config, LAPTOP, read_model_facts("demo")), LAPTOP)
     assert "8192 responses = 512 prompts x 16" in text
     assert "16 optimizer steps of 32 groups (512 responses)" in text
+    config = parse(["--rollouts", "8", "--rounds", "1"])
+    text = plan_text(config, planned("--rollouts", "8", "--rounds", "1"), LAPTOP)
+    assert "8 responses = 1 prompt x 8\n" in text
+    assert "1 optimizer step of 1 group (8 responses)\n" in text
+    assert "run        1 round, 1 optimizer step, 8 responses\n" in text
 
 
 @pytest.mark.parametrize(
@@ -163,9 +168,15 @@ def test_the_plan_shows_the_arithmetic() -> None:
 def test_evaluating_takes_no_more_responses_than_training_unless_asked_to(
     words: list[str], every: int, said: str
 ) -> None:
+    words = [*words, "--rounds", "100"]
     plan = planned(*words)
     assert plan.eval_every == every
     assert said in plan_text(parse(words), plan, LAPTOP)
+
+
+def test_a_run_that_is_shorter_than_its_interval_is_evaluated_at_its_start_and_its_end() -> None:
+    words = ["--rollouts", "8", "--rounds", "12"]
+    assert "512 held-out prompts at the start and at the end\n" in plan_text(parse(words), planned(*words), LAPTOP)
 
 
 def test_a_resumed_run_is_evaluated_in_the_rounds_it_would_have_been(tmp_path: Path) -> None:
