@@ -8,7 +8,7 @@ from typing import Protocol
 
 from cluster.errors import RemoteFailure
 from cluster.fleet import Fleet, State
-from cluster.fleet_events import Action, Current, Doubt, End, Event, GiveUp, HandOn, Refresh, Restart, Retire
+from cluster.fleet_events import Action, Current, Doubt, End, Event, GiveUp, GoWithout, HandOn, Refresh, Restart, Retire
 
 
 class Hands(Protocol):
@@ -65,7 +65,7 @@ class Care:
 
     def is_gone(self, name: str) -> bool:
         """Whether the process that went by this name is no more."""
-        return self.fleet.states()[name] in (State.DEAD, State.RESTARTING, State.RETIRED)
+        return self.fleet.states()[name] in (State.DEAD, State.RESTARTING, State.RETIRED, State.UNSEATED)
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -77,6 +77,8 @@ class Care:
                     self._hands.say(f"{name}: no progress for {silent:.0f} s", "silent", (name,))
                 case Retire(names, reason):
                     self._hands.say(f"{', '.join(names)}: {reason}; not started again", "retired", names)
+                case GoWithout(names, reason):
+                    self._hands.say(f"{', '.join(names)}: {reason}; the run goes on without", "unseated", names)
                 case GiveUp(reason):
                     raise RemoteFailure(reason)
                 case Restart() | Refresh() | HandOn():

@@ -3,7 +3,8 @@
     RESTARTING --Started--> STALE --Current--> HEALTHY <--> SUSPECT
         ^                     ^-- publish() ------/            |
         |  delay, then Restart                                 | Lost, or silent for too long
-        DEAD <-------------------------------------------------/   (too many restarts: RETIRED, for good)
+        DEAD <-------------------------------------------------/   (too many restarts: RETIRED, for good;
+                                                                    no node with room: UNSEATED, until Seated)
 
 Events go in with the time at which they happened, actions come out (cluster/fleet_events.py has both); whoever carries
 them out (cluster/care.py on real processes, a simulator on a clock of its own) reports back with events. No clock, no
@@ -13,8 +14,9 @@ process and no thread is in here.
 * What counts is progress (a counter that rose), not being alive: a process that answers and gets nowhere is lost.
 * DEAD never becomes HEALTHY by itself. What comes back is another process, which is STALE, and gets no work, until it
   has proven to hold the current weights.
-* Restarts are bounded within a window of time; then the member is RETIRED. Without ranks, or without the last engine,
-  the run is given up.
+* Restarts are bounded within a window of time; then the member is RETIRED. An engine whose node is gone may have no
+  room elsewhere: it is UNSEATED until a node with room joins. Without ranks, or without the last engine, the run is
+  given up.
 * When everything was stopped together (a suspended machine), nobody is to blame: a gap between two calls counts for
   nobody's silence.
 """
@@ -33,6 +35,7 @@ from cluster.fleet_events import (
     End,
     Event,
     GiveUp,
+    GoWithout,
     HandOn,
     Idle,
     Lost,
@@ -40,7 +43,9 @@ from cluster.fleet_events import (
     Refresh,
     Restart,
     Retire,
+    Seated,
     Started,
+    Unseated,
 )
 
 
@@ -59,6 +64,8 @@ class State(StrEnum):
     """Up, but has not proven to hold the current weights: no work for it."""
     RETIRED = "retired"
     """Lost too often; not restarted any more."""
+    UNSEATED = "unseated"
+    """An engine whose node is gone, while no other has room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +150,10 @@ class Fleet:
         """Engines that are not usable now, and will be."""
         return tuple(n for n in self._engines if self._members[n].state in (State.DEAD, State.RESTARTING, State.STALE))
 
+    def unseated(self) -> tuple[str, ...]:
+        """Engines that wait for room."""
+        return tuple(n for n in self._engines if self._members[n].state is State.UNSEATED)
+
     # What is told to it
 
     def publish(self, version: int) -> None:
@@ -174,6 +185,10 @@ class Fleet:
                 self._idle(member, name)
             case Lost(name, reason):
                 actions = self._lost(member, f"{name}: {reason}")
+            case Unseated(_, reason):
+                actions = self._unseat(member, reason)
+            case Seated() if member.state is State.UNSEATED:
+                self._revive(member, self._now)
         return actions + self._due()
 
     def tick(self, now: float) -> list[Action]:
@@ -221,7 +236,7 @@ class Fleet:
             self._turn(member, State.HEALTHY, self._now)
 
     def _lost(self, member: _Member, reason: str) -> list[Action]:
-        if member.state in (State.DEAD, State.RETIRED):
+        if member.state in (State.DEAD, State.RETIRED, State.UNSEATED):
             return []  # it is known: of ranks, every one may report the same death
         limits = self.limits
         member.heard.clear()
@@ -232,15 +247,34 @@ class Fleet:
             self._turn(member, State.RETIRED, self._now)
             lost = f"lost {len(member.restarts) + 1} times within {limits.window / 60:g} min, the last time {reason}"
             ended.append(Retire(member.names, lost))
-            gone = all(self._members[name].state is State.RETIRED for name in self._engines)
-            if gone or member.names == self._ranks:
+            if self._no_engine() or member.names == self._ranks:
                 ended.append(GiveUp(f"{', '.join(member.names)}: {lost}"))
             return ended
         earlier = len(member.restarts)
-        self._turn(member, State.DEAD, self._now)
-        member.due = self._now + (limits.backoff * 2 ** (earlier - 1) if earlier else 0.0)
-        self._dead.append(member)
+        self._revive(member, self._now + (limits.backoff * 2 ** (earlier - 1) if earlier else 0.0))
         return ended
+
+    def _revive(self, member: _Member, due: float) -> None:
+        self._turn(member, State.DEAD, self._now)
+        member.due = due
+        self._dead.append(member)
+
+    def _unseat(self, member: _Member, reason: str) -> list[Action]:
+        """Known to be lost: its restart is not made, and does not count."""
+        if member.state is State.RESTARTING and member.restarts:
+            member.restarts.pop()
+            self.restarts -= 1
+        elif member.state is State.DEAD:
+            self._dead.remove(member)
+            member.due = None
+        else:
+            return []
+        self._turn(member, State.UNSEATED, self._now)
+        without: list[Action] = [GoWithout(member.names, reason)]
+        return [*without, GiveUp(f"{', '.join(member.names)}: {reason}")] if self._no_engine() else without
+
+    def _no_engine(self) -> bool:
+        return all(self._members[name].state in (State.RETIRED, State.UNSEATED) for name in self._engines)
 
     def _due(self) -> list[Action]:
         """Restarts whose delay is over."""

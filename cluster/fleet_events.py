@@ -53,7 +53,22 @@ class Lost:
     reason: str
 
 
-Event = Started | Current | Asked | Progress | Idle | Lost
+@dataclass(frozen=True, slots=True)
+class Unseated:
+    """An engine that is lost cannot be started again: its node is gone and no other has room for it."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """There is room for an engine that had none."""
+
+    name: str
+
+
+Event = Started | Current | Asked | Progress | Idle | Lost | Unseated | Seated
 
 
 # Actions --------------------------------------------------------------------------------------------------------------
@@ -106,10 +121,18 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
+class GoWithout:
+    """Tell the user that the run goes on without these until there is room for them."""
+
+    names: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Stop the run: nobody is left to do the work."""
 
     reason: str
 
 
-Action = End | Restart | Refresh | HandOn | Doubt | Retire | GiveUp
+Action = End | Restart | Refresh | HandOn | Doubt | Retire | GoWithout | GiveUp

@@ -18,14 +18,19 @@ SHOWN = 6
 
 def does_not_fit(name: str, placement: Placement, demand: Demand, nodes: Sequence[Node]) -> PlanError:
     """The refusal of a demand: the table, why not, and what to type."""
+    lines = [f"--cluster.placement {name} with {_people(demand)} does not fit."]
+    lines += table_of(name, placement, demand, nodes)
+    lines.append(f"  {_advice(name, placement, demand, nodes)}")
+    return PlanError("\n".join(lines))
+
+
+def table_of(name: str, placement: Placement, demand: Demand, nodes: Sequence[Node]) -> list[str]:
+    """The lines of need and have, of the nodes, and of what stands in the way."""
     if placement.ON_GPUS:
         rows, reasons = _gpu_rows(name, demand, nodes), _gpu_reasons(name, demand, nodes)
     else:
         rows, reasons = _core_rows(demand, nodes), _core_reasons(demand, nodes)
-    lines = [f"--cluster.placement {name} with {_people(demand)} does not fit.", *_table(rows), *_nodes(nodes)]
-    lines += [f"  {reason}" for reason in reasons]
-    lines.append(f"  {_advice(name, placement, demand, nodes)}")
-    return PlanError("\n".join(lines))
+    return [*_table(rows), *_nodes(nodes), *(f"  {reason}" for reason in reasons)]
 
 
 def too_few_cores(name: str, node: Node, processes: int, per_core: int) -> PlanError:

@@ -13,9 +13,21 @@ from typing import Any, Protocol
 from cluster.care import Care
 from cluster.errors import BrokenPromise, RemoteFailure
 from cluster.fleet import State
-from cluster.fleet_events import Asked, Current, HandOn, Idle, Lost, Progress, Refresh, Restart, Started
+from cluster.fleet_events import (
+    Asked,
+    Current,
+    HandOn,
+    Idle,
+    Lost,
+    Progress,
+    Refresh,
+    Restart,
+    Seated,
+    Started,
+    Unseated,
+)
 from cluster.shares import Key, Shares
-from cluster.waiting import ENDED, ActorLost, Watch
+from cluster.waiting import ENDED, ActorLost, NoSeat, Watch
 from rollout.engine import EngineFault, Sampling
 from rollout.types import Group, GroupRequest
 
@@ -27,7 +39,7 @@ class EngineSource(Protocol):
     """Where engines come from."""
 
     def begin_engine(self, name: str) -> tuple[Any, Any]:
-        """Start a process: (engine, reference that answers when it is up). ActorLost when there is no place for it."""
+        """Start a process: (engine, reference that answers when it is up). NoSeat when there is no place for it."""
 
     def register(self, name: str, about: dict[str, Any]) -> None:
         """A process is up; BrokenPromise when it is not what it should be."""
@@ -102,6 +114,18 @@ class RolloutPool:
         self.engines.pop(lost.name, None)
         self._care.tell(Lost(lost.name, lost.reason))
 
+    def welcome(self, name: str) -> None:
+        """There is room for an engine that had none: it is started, and gets no work before a good receipt."""
+        self._care.tell(Seated(name))
+        for action in self._care.take((name,)):
+            self._carry_out(action, Shares([]), refresh=False)
+
+    def give_up(self, name: str, reason: str) -> None:
+        """An engine must leave its seat, and has no other; what it had is done by the others."""
+        self.engines.pop(name, None)
+        self._care.tell(Lost(name, reason))
+        self._care.tell(Unseated(name, reason))
+
     def _awaited(self) -> bool:
         states = self._care.fleet.states()
         return any(states[name] in (State.DEAD, State.RESTARTING) for name in self._names)
@@ -137,6 +161,8 @@ class RolloutPool:
                 self._forget(name, shares)
                 try:
                     self._starting[name], ready = self._source.begin_engine(name)
+                except NoSeat as none:
+                    self._care.tell(Unseated(name, none.reason))
                 except ActorLost as lost:
                     self._care.tell(Lost(name, lost.reason))
                 else:

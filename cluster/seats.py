@@ -1,13 +1,14 @@
 """The seats of a layout, held by placement groups of Ray: all of them within seconds, or a refusal that says why not.
 
 One group per node, pinned to it: so a tensor-parallel engine never spans two nodes, and a node that is lost takes its
-own group with it and no other.
+own group with it and no other. Who goes where then is decided in reseating.py; here it is looked and done.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,66 +16,151 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.errors import PlanError
-from cluster.placement import Bundle, Demand, Layout, find, lay_out
+from cluster.placement import Bundle, Demand, Layout, lay_out
+from cluster.reseating import Loss, NoRoom, reseat, room_for
 from cluster.resources import Node
 from cluster.survey import ray_nodes, reachable
 
 RESERVE_SECONDS = 10.0
+ATTEMPTS = 3
 NODE_ID = "ray.io/node-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one process is started."""
+
+    group: Any
+    """Placement group of Ray."""
+    index: int
+    """Which of its bundles."""
+    bundle: Bundle
+    """What the process takes of it, and the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has become of the seats because nodes are gone."""
+
+    gone: tuple[str, ...]
+    """The nodes, as people know them."""
+    moved: dict[str, str]
+    """Process -> node where it has a seat now."""
+    given_up: tuple[str, ...]
+    """Engines that are well and must go: ranks sit in their seats."""
+    unseated: tuple[str, ...]
+    """Engines without a seat."""
+
+    def text(self) -> str:
+        """In one line."""
+        parts = [f"{name} goes to {node}" for name, node in self.moved.items()]
+        parts += [f"{', '.join(self.given_up)} given up for ranks"] if self.given_up else []
+        parts += [f"no room for {', '.join(self.unseated)}"] if self.unseated else []
+        return f"node {', '.join(self.gone)} is gone: {'; '.join(parts)}"
 
 
 @dataclass
 class Seats:
     """Who sits where, reserved."""
 
-    layout: Layout
+    planned: Layout
     """As planned."""
     tensor_parallel: int
     """Devices of one engine."""
-    _held: dict[str, tuple[Any, int, Bundle]] = field(default_factory=dict)
-    """Process -> placement group, index of the bundle in it, and the bundle."""
+    _held: dict[str, Seat] = field(default_factory=dict)
+    _nodes: dict[str, str] = field(default_factory=dict)
+    """Id of every node there was -> how people know it."""
 
     def reserve(self) -> None:
         """Take all seats. PlanError with the table of need and have when others were faster."""
         nodes = ray_nodes()
-        known = {node.name for node in nodes}
+        self._know(nodes)
         groups = {}
-        for name in dict.fromkeys(bundle.node for bundle in self.layout.bundles):
-            # A private Ray has one node, and the plan knows it by the name of the machine.
-            target = name if name in known else nodes[0].name
-            bundles = [bundle for bundle in self.layout.bundles if bundle.node == name]
-            groups[name] = self._hold(target, bundles)
-        deadline = time.monotonic() + RESERVE_SECONDS
-        missing = [n for n, group in groups.items() if not group.wait(max(0.1, deadline - time.monotonic()))]
+        for name in dict.fromkeys(bundle.node for bundle in self.planned.bundles):
+            bundles = [bundle for bundle in self.planned.bundles if bundle.node == name]
+            groups[name] = self._hold(name, bundles)
+        missing = _not_given(groups)
         if missing:
             for group in groups.values():
                 remove_placement_group(group)
             raise self._refusal(missing)
 
+    @property
+    def layout(self) -> Layout:
+        """Who sits where now."""
+        bundles = {id(seat.bundle): seat.bundle for seat in self._held.values()}
+        return Layout(self.planned.placement, tuple(bundles.values()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
     def options(self, name: str) -> dict[str, Any]:
         """How Ray is told to start a process in its seat."""
-        group, index, bundle = self._held[name]
-        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-        return {"scheduling_strategy": strategy, "num_cpus": bundle.share}
+        seat = self._held[name]
+        strategy = PlacementGroupSchedulingStrategy(seat.group, placement_group_bundle_index=seat.index)
+        return {"scheduling_strategy": strategy, "num_cpus": seat.bundle.share}
 
-    def keep_or_move(self, name: str) -> str:
-        """Before an engine is started again: its seat, or another when its node is gone.
+    def follow(self) -> Change | None:
+        """Give those whose node is gone a seat elsewhere; nothing when all nodes are there.
 
-        Returns why it cannot be seated, or nothing.
+        NoRoom when the run cannot go on with the nodes that are left.
         """
-        group, _, bundle = self._held[name]
-        planned = {node.name for node in ray_nodes()}
-        if bundle.node not in planned or reachable(bundle.node):
-            return ""  # a private Ray, or a node that is there
-        nodes = [node for node in ray_nodes() if node.name != bundle.node]
-        other = seat_for_engine(int(name.rsplit("-", 1)[1]), self.layout.placement, self.tensor_parallel, nodes)
-        if other is None:
-            return f"its node {bundle.node[:8]} is gone, and no other has room for it"
-        remove_placement_group(group)
-        moved = self._hold(other.node, [other])
-        if not moved.wait(RESERVE_SECONDS):
-            return "another job took the seat it was to move to"
-        return ""
+        for _ in range(ATTEMPTS):
+            gone = {node for node in {seat.bundle.node for seat in self._held.values()} if not reachable(node)}
+            if not gone:
+                return None
+            held = {name: seat.bundle for name, seat in self._held.items() if seat.bundle.node not in gone}
+            lost = {name: seat.bundle for name, seat in self._held.items() if seat.bundle.node in gone}
+            nodes = tuple(node for node in ray_nodes() if node.name not in gone and reachable(node.name))
+            self._know(nodes)
+            broken = {id(self._held[name].group): self._held[name].group for name in lost}.values()
+            found = reseat(Loss(self.planned.placement, self.tensor_parallel, nodes, held, lost))
+            groups = {
+                node: self._hold(node, [bundle for bundle in found.fresh if bundle.node == node])
+                for node in dict.fromkeys(bundle.node for bundle in found.fresh)
+            }
+            if _not_given(groups):
+                self._let_go(groups.values(), lost)
+                continue  # another job was faster: there is less room than it seemed
+            for name, (host, bundle) in found.guests.items():
+                self._held[name] = Seat(self._held[host].group, self._held[host].index, bundle)
+            for name in (*found.given_up, *found.unseated):
+                if self._held[name].bundle.node in gone or name in found.given_up:
+                    del self._held[name]
+            for group in broken:
+                remove_placement_group(group)  # Ray would wait for its node for ever
+            moved = {name: self._nodes[self._held[name].bundle.node] for name in lost if name in self._held}
+            without = tuple(name for name in found.unseated if name not in self._held)
+            return Change(tuple(sorted(self._nodes[node] for node in gone)), moved, found.given_up, without)
+        raise NoRoom(
+            f"The node of {', '.join(lost)} is gone, and other jobs take what is left faster than this run can."
+        )
+
+    def find_room(self, engine: str) -> str | None:
+        """A seat for an engine without one; the node, as people know it, or nothing when there is no room."""
+        if self.planned.placement == "colocated":
+            # It lives with its ranks: where those have a seat that is its own too, if they have.
+            return self._nodes[self._held[engine].bundle.node] if engine in self._held else None
+        nodes = [node for node in ray_nodes() if reachable(node.name)]
+        self._know(nodes)
+        bundle = room_for(engine, self.planned.placement, self.tensor_parallel, nodes)
+        if bundle is None:
+            return None
+        groups = {bundle.node: self._hold(bundle.node, [bundle])}
+        if _not_given(groups):
+            self._let_go(groups.values(), {})
+            del self._held[engine]
+            return None
+        return self._nodes[bundle.node]
+
+    def newcomers(self) -> tuple[str, ...]:
+        """Nodes that have joined since the last look, as people know them, with what they have."""
+        nodes = [node for node in ray_nodes() if node.name not in self._nodes]
+        self._know(nodes)
+        return tuple(f"{self._nodes[node.name]} with {node.cpus} cores and {node.gpus} GPUs" for node in nodes)
+
+    def _know(self, nodes: Iterable[Node]) -> None:
+        self._nodes |= {node.name: f"{node.host or node.name} ({node.name[:6]})" for node in nodes}
 
     def _hold(self, node: str, bundles: Sequence[Bundle]) -> Any:
         wanted = [{"CPU": b.cpus} | ({"GPU": float(b.gpus)} if b.gpus else {}) for b in bundles]
@@ -84,25 +170,29 @@ class Seats:
         for index, bundle in enumerate(bundles):
             sitting = [f"learner-{rank}" for rank in bundle.ranks]
             sitting += [f"engine-{bundle.engine}"] if bundle.engine is not None else []
-            self._held |= {name: (group, index, bundle) for name in sitting}
+            self._held |= {name: Seat(group, index, bundle) for name in sitting}
         return group
 
+    def _let_go(self, groups: Iterable[Any], lost: dict[str, Bundle]) -> None:
+        """Give groups back; those who were to sit there have lost their node still."""
+        for group in groups:
+            remove_placement_group(group)
+        for name, bundle in lost.items():
+            self._held[name] = dataclasses.replace(self._held[name], bundle=bundle)
+
     def _refusal(self, missing: list[str]) -> PlanError:
-        demand = Demand(len(self.layout.engines), len(self.layout.ranks), self.tensor_parallel)
+        demand = Demand(len(self.planned.engines), len(self.planned.ranks), self.tensor_parallel)
         try:
-            lay_out(self.layout.placement, demand, ray_nodes())
+            lay_out(self.planned.placement, demand, ray_nodes())
         except PlanError as table:
             return table
         return PlanError(
-            f"--cluster.placement {self.layout.placement}: Ray did not give the seats on {len(missing)} node(s) within "
-            f"{RESERVE_SECONDS:g} s, though there is room now: another job came and went. Start again."
+            f"--cluster.placement {self.planned.placement}: Ray did not give the seats on {len(missing)} node(s) "
+            f"within {RESERVE_SECONDS:g} s, though there is room now: another job came and went. Start again."
         )
 
 
-def seat_for_engine(engine: int, placement: str, tensor_parallel: int, nodes: Sequence[Node]) -> Bundle | None:
-    """A seat of its own for one engine on the nodes as they are now; None when there is no room. Pure."""
-    gpus = tensor_parallel if find(placement).ON_GPUS else 0
-    for node in sorted(nodes, key=lambda node: (-node.free_gpus, -node.free_cpus) if gpus else (-node.free_cpus,)):
-        if node.free_gpus >= gpus and node.free_cpus >= 0.125:
-            return Bundle(node.name, gpus, engine=engine, share=min(1.0, node.free_cpus))
-    return None
+def _not_given(groups: dict[str, Any]) -> list[str]:
+    """Nodes whose group Ray did not give in time."""
+    deadline = time.monotonic() + RESERVE_SECONDS
+    return [node for node, group in groups.items() if not group.wait(max(0.1, deadline - time.monotonic()))]

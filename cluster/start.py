@@ -25,8 +25,11 @@ from cluster.fleet_events import Lost, Restart, Started
 from cluster.gpu_requests import Request, engine_request, rank_request
 from cluster.learner_group import LearnerGroup
 from cluster.memory import resident
+from cluster.node_changes import follow_losses, use_room
+from cluster.placement import Bundle, Layout
 from cluster.plan import Plan
 from cluster.ports import on_a_free_port
+from cluster.reseating import number
 from cluster.rollout_pool import RolloutPool
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
@@ -35,7 +38,7 @@ from cluster.run.speed import Work
 from cluster.seats import Seats
 from cluster.settings import engine_settings, rank_settings
 from cluster.turns import Turns
-from cluster.waiting import ActorLost, fetch_all, fetch_those, headline
+from cluster.waiting import ActorLost, NoSeat, fetch_all, fetch_those, headline
 from cluster.weight_sync import SyncReport, sync_weights
 from learner import device as learner_device
 from rollout import device as rollout_device
@@ -69,6 +72,8 @@ class System:
     """Where each process is started in a cluster that was joined; a private Ray has one node and room for all."""
     turns: Turns = field(init=False)
     """Who uses a device that engines and ranks share."""
+    recover: Callable[[ActorLost], None] = lambda lost: _not_recoverable(lost)
+    """Puts the ranks back when one is lost while engines are at work (Learning.rebuild)."""
     moved_on: bool = False
     """True while the learner has been given a batch since the last publish: what it holds is not `version` any more."""
 
@@ -136,6 +141,8 @@ class System:
                 self.pool.settle()
         self.care.proven(self.pool.engines, version)
         self.version, self.moved_on = version, False
+        if self.seats is not None:
+            use_room(self.seats, self.pool, self.care.fleet, self.tell)
         return report
 
     def before_learning(self) -> None:
@@ -174,10 +181,14 @@ class System:
     def begin_engine(self, name: str) -> tuple[Any, Any]:
         """Start an engine on the weights of the model directory: (actor, reference that answers when it is up).
 
-        ActorLost when its node is gone and there is no room elsewhere.
+        NoSeat when its node is gone and there is no room elsewhere, NoRoom when the run cannot go on at all.
         """
-        if self.seats is not None and (why_not := self.seats.keep_or_move(name)):
-            raise ActorLost(name, why_not)
+        if self.seats is not None:
+            follow_losses(self.seats, self.pool, self.tell)
+            if name not in self.seats:
+                raise NoSeat(name, "its node is gone, and no other has room for it now")
+            if self._trains and self.turns.shared and not self._ranks_are_at(self.seats.layout.of_engine(number(name))):
+                raise NoSeat(name, "its node is gone, and its ranks are not up on another yet")
         actor = self._engine_actor(name)
         return actor, actor.ready.remote()
 
@@ -187,13 +198,21 @@ class System:
             return True  # it came up with the only weights there are
         if self.moved_on:
             return False
-        self._sync({name: engine}, self.version)
-        return True
+        while True:
+            try:
+                self._sync({name: engine}, self.version)
+                return True
+            except ActorLost as lost:
+                if lost.name not in self.learners.names:
+                    raise
+                self.recover(lost)
+                if self.turns.shared:
+                    self.turns.to_weights(self.learners.ranks, {})
 
     def replace_ranks(self, lost: ActorLost) -> None:
         """All ranks anew, on the weights of the model directory; a commit must be restored before they are used.
 
-        RemoteFailure when ranks were lost too often.
+        RemoteFailure when ranks were lost too often, NoRoom when their node is gone and there is no other for them.
         """
         if not self.care.is_gone(lost.name):
             self.care.tell(Lost(lost.name, lost.reason))
@@ -203,6 +222,8 @@ class System:
             while not any(isinstance(action, Restart) for action in self.care.take(names)):
                 time.sleep(0.1)  # the delay before the next restart
                 self.care.tick()
+            if self.seats is not None:
+                follow_losses(self.seats, self.pool, self.tell)
             try:
                 self.learners.ranks = self._start_ranks({})
                 break
@@ -224,6 +245,14 @@ class System:
     def say(self, text: str, kind: str, names: tuple[str, ...]) -> None:
         """Pass on what supervision has to say."""
         self.tell(text, kind, names)
+
+    @property
+    def _layout(self) -> Layout:
+        return self.plan.layout if self.seats is None else self.seats.layout
+
+    def _ranks_are_at(self, seat: Bundle) -> bool:
+        """Whether the ranks of a colocated engine are up where it has its seat."""
+        return all(self.abouts[f"learner-{rank}"]["node"] == seat.node for rank in seat.ranks)
 
     def _supervise(self, engines: dict[str, Any], ranks: list[str]) -> None:
         limits = Limits(silence=self.config.cluster.heartbeat, starting=START_SECONDS)
@@ -303,19 +332,19 @@ class System:
     def _engine_actor(self, name: str) -> Any:
         index = int(name.rsplit("-", 1)[1])
         settings = engine_settings(self.config, self.plan, self.model, index)
-        request = engine_request(self.plan.layout, index, self.abouts)
+        request = engine_request(self._layout, index, self.abouts)
         return self._start(RolloutActor, name, rollout_device.environment(self.plan.device), request, settings)
 
     def _rank_actor(self, rank: int) -> Any:
         environment = learner_device.environment(self.plan.device)
-        return self._start(LearnerActor, f"learner-{rank}", environment, rank_request(self.plan.layout, rank))
+        return self._start(LearnerActor, f"learner-{rank}", environment, rank_request(self._layout, rank))
 
     def _start(self, kind: Any, name: str, environment: dict[str, str], request: Request, *settings: Any) -> Any:
         environment = environment | dict(request.environment)
         place = NodeAffinitySchedulingStrategy(request.node, soft=False) if request.node else "DEFAULT"
         log = str(self.folder.logs / f"{name}.log")
-        # Whatever libraries leave in the temporary directory goes when the run's own is removed; and what has no use for
-        # your tokens and keys does not get them. In a cluster that was joined, processes have their node's environment.
+        # Whatever libraries leave in the temporary directory goes when the run's own is removed; and what has no use
+        # for your tokens and keys does not get them. In a joined cluster, processes have their node's environment.
         ours = {} if self.config.cluster.address else hidden() | {"TMPDIR": str(self.temp)}
         variables = ours | environment
         arguments = (*settings, log, self.config.trace_round)
@@ -336,7 +365,7 @@ def start_ray(config: Config, plan: Plan, folder: RunFolder, temp: Path) -> None
             "include_dashboard": False,
             "_temp_dir": str(temp),
         }
-    ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     ray.init(
         log_to_driver=False,
         logging_level="ERROR",
@@ -345,8 +374,12 @@ def start_ray(config: Config, plan: Plan, folder: RunFolder, temp: Path) -> None
         **options,
     )
     # Ray has put a handler for SIGTERM in place that aborts the process (exit -6): what was there comes back.
-    for number, handler in ours.items():
-        signal.signal(number, handler)
+    for each, handler in ours.items():
+        signal.signal(each, handler)
+
+
+def _not_recoverable(lost: ActorLost) -> None:
+    raise lost
 
 
 def _end(pids: list[int], seconds: float) -> None:

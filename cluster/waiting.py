@@ -38,6 +38,10 @@ class ActorLost(RemoteFailure):
         return (type(self), (self.name, self.reason))
 
 
+class NoSeat(ActorLost):
+    """An engine cannot be started: its node is gone, and no other has room for it now."""
+
+
 def headline(reason: str) -> str:
     """A reason in one line: of a traceback the last, which names the error."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or [reason]
@@ -48,14 +52,6 @@ def actor_lost(name: str, error: BaseException, seconds: float) -> ActorLost:
     """What an error of Ray says about the actor it came from."""
     cause = error.cause if isinstance(error, RayTaskError) else None
     return ActorLost(name, describe(error, seconds), hung=isinstance(error, GetTimeoutError), cause=cause)
-
-
-def fetch(refs: Any, seconds: float, what: str) -> Any:
-    """`ray.get` with a deadline. Raises RemoteFailure naming what was waited for, with the remote traceback."""
-    try:
-        return ray.get(refs, timeout=seconds)
-    except (RayError, OSError) as error:
-        raise RemoteFailure(f"{what}: {describe(error, seconds)}") from None
 
 
 def fetch_all(refs: Mapping[str, Any], seconds: float, what: str) -> dict[str, Any]:
@@ -86,6 +82,20 @@ def fetch_those(refs: Mapping[str, Any], seconds: float) -> dict[str, Any]:
             with contextlib.suppress(RayError, OSError):
                 results[name] = ray.get(ref, timeout=30.0)
     return results
+
+
+def dead_among(refs: Mapping[str, Any], seconds: float) -> str | None:
+    """The first whose call says that its process is gone; one that does not answer in time may be busy."""
+    ready, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=seconds)
+    for name, ref in refs.items():
+        if ref in ready:
+            try:
+                ray.get(ref, timeout=30.0)
+            except RayActorError:
+                return name
+            except (RayError, OSError):
+                continue
+    return None
 
 
 def references(generator: Any, seconds: float, what: str) -> Iterator[Any]:

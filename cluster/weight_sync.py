@@ -12,10 +12,12 @@ import numpy as np
 
 from cluster.errors import BrokenPromise
 from cluster.transport import Transport
-from cluster.waiting import fetch_all
+from cluster.waiting import ActorLost, dead_among, fetch_all
 from rollout.types import Probe, Receipt
 
 PROBE_COLUMNS = 16
+AUTOPSY = 5.0
+"""Seconds in which the death of a rank must come to light after a sync has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,21 @@ def sync_weights(
     dtype: str,
     seconds: float,
 ) -> SyncReport:
-    """Move the learner's weights to all engines as `version`; BrokenPromise when a receipt differs."""
+    """Move the learner's weights to all engines as `version`; BrokenPromise when a receipt differs.
+
+    ActorLost names who is gone: a rank, even where that came to light in an engine that waited for its weights.
+    """
     started = time.monotonic()
     probe = make_probe(shapes, version, dtype)
     opening = {name: engine.begin_load.remote() for name, engine in engines.items()}
     fetch_all(opening, seconds, "opening the weight sync")
-    tensors = transport.send(learners, engines, dtype, seconds)
+    try:
+        tensors = transport.send(learners, engines, dtype, seconds)
+    except ActorLost as lost:
+        asked = {f"learner-{rank}": learner.usage.remote() for rank, learner in enumerate(learners)}
+        if (gone := dead_among(asked, AUTOPSY)) is not None and lost.name != gone:
+            raise ActorLost(gone, f"sending weights: the process died ({lost})") from None
+        raise
     calls = {f"learner-{rank}": learner.digests.remote(probe) for rank, learner in enumerate(learners)}
     calls |= {name: engine.finish_load.remote(version, probe) for name, engine in engines.items()}
     answers = fetch_all(calls, seconds, "closing the weight sync")

@@ -1,11 +1,12 @@
 """Where engines and ranks sit. One file is one placement; it is found by its file name.
 
-A placement is pure and has `ON_GPUS`, whether its processes take GPUs, and three functions:
+A placement is pure and has `ON_GPUS`, whether its processes take GPUs, and four functions:
 
     counts(asked, nodes) -> (engines, ranks)           how many of each when the command line leaves it open
     ranks_beside(engines, tensor_parallel, nodes)      the numbers of ranks that fit beside so many engines, a range;
                                                        an empty one when the engines alone do not fit
     seats(demand, nodes) -> bundles                    who sits where, for a demand that fits
+    reseat(loss) -> reseating                          who goes where when a node is gone (cluster/reseating.py)
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import pkgutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cluster.errors import PlanError
 from cluster.need_have import does_not_fit, too_few_cores
 from cluster.resources import Node
+
+if TYPE_CHECKING:
+    from cluster.reseating import Loss, Reseating
 
 PROCESSES_PER_CORE = 8
 
@@ -130,6 +134,9 @@ class Placement(Protocol):
 
     def seats(self, demand: Demand, nodes: Sequence[Node]) -> list[Bundle]:
         """Who sits where."""
+
+    def reseat(self, loss: Loss) -> Reseating:
+        """Who goes where when nodes are gone; NoRoom when it cannot be."""
 
 
 def names() -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cluster.placement import Asked, Bundle, Demand, engines_that_fit
+from cluster.reseating import Loss, Reseating, Room
 from cluster.resources import Node
 
 ON_GPUS = True
@@ -42,3 +43,19 @@ def seats(demand: Demand, nodes: Sequence[Node]) -> list[Bundle]:
         room[node] -= 1
         bundles.append(Bundle(node, 1, ranks=(rank,)))
     return bundles
+
+
+def reseat(loss: Loss) -> Reseating:
+    """GPUs that are free, an engine with its ranks where that goes; it starts again when they are up.
+
+    Where only ranks find room, the engine is left out: it lives on the GPUs of its own ranks.
+    """
+    room = Room(loss.nodes)
+    pieces = {id(piece): piece for piece in loss.lost.values()}.values()
+    for piece in sorted(pieces, key=lambda piece: (piece.ranks, -piece.gpus)):
+        whole = room.take(piece.gpus, engine=piece.engine, ranks=piece.ranks)
+        if not whole and not all(room.take(1, ranks=(rank,)) for rank in piece.ranks):
+            raise loss.no_room()
+    if not any(name.startswith("engine") for name in loss.held):
+        raise loss.no_room()
+    return Reseating(room.taken, {}, unseated=tuple(loss.engines))

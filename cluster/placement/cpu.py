@@ -7,9 +7,10 @@ spread evenly.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cluster.placement import PROCESSES_PER_CORE, Asked, Bundle, Demand
+from cluster.reseating import Loss, Reseating, Room, number
 from cluster.resources import Node
 
 ON_GPUS = False
@@ -37,6 +38,44 @@ def seats(demand: Demand, nodes: Sequence[Node]) -> list[Bundle]:
     return [Bundle(node, 0, engine=engine) for engine, node in enumerate(engines)] + [
         Bundle(node, 0, ranks=(rank,)) for rank, node in enumerate(ranks)
     ]
+
+
+def reseat(loss: Loss) -> Reseating:
+    """Cores that are free first. Ranks without any share those of the run, and so does an engine if it is the last."""
+    room, unseated = Room(loss.nodes), []
+    guests: dict[str, tuple[str, Bundle]] = {}
+
+    def beside(name: str) -> None:
+        host = _least_crowded(loss, guests)
+        if host is None:
+            raise loss.no_room()
+        node, rank = loss.held[host].node, name.startswith("learner")
+        guests[name] = host, Bundle(node, 0, None if rank else number(name), (number(name),) if rank else (), 0.0)
+
+    for name in loss.ranks:
+        if not room.take(ranks=(number(name),)):
+            beside(name)
+    left = any(name.startswith("engine") for name in loss.held)
+    for name in loss.engines:
+        if room.take(engine=number(name)):
+            left = True
+        else:
+            unseated.append(name)
+    if not left and unseated:
+        beside(unseated.pop(0))
+    return Reseating(room.taken, guests, unseated=tuple(unseated))
+
+
+def _least_crowded(loss: Loss, guests: Mapping[str, tuple[str, Bundle]]) -> str | None:
+    """Someone of the run on the node where the fewest of its processes share a core; None when all are full."""
+    pieces = [*loss.held.values(), *(piece for _, piece in guests.values())]
+
+    def crowd(node: str) -> float:
+        mine = [piece for piece in pieces if piece.node == node]
+        return len(mine) / (sum(piece.cpus for piece in mine) or 1e-9)
+
+    hosts = [name for name, piece in loss.held.items() if crowd(piece.node) < PROCESSES_PER_CORE]
+    return min(hosts, key=lambda name: crowd(loss.held[name].node), default=None)
 
 
 def _spread(count: int, size: int, nodes: Sequence[Node], room: Counter[str]) -> list[str]:

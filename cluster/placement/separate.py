@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cluster.placement import Asked, Bundle, Demand, engines_that_fit
+from cluster.reseating import Loss, Reseating, Room, core_share, number
 from cluster.resources import Node
 
 ON_GPUS = True
@@ -53,3 +54,23 @@ def seats(demand: Demand, nodes: Sequence[Node]) -> list[Bundle]:
             rank += 1
         room[node] = 0
     return bundles
+
+
+def reseat(loss: Loss) -> Reseating:
+    """GPUs that are free first. Where they are too few for the ranks, engines give up theirs, all but one of them."""
+    room, size = Room(loss.nodes), loss.tensor_parallel
+    guests: dict[str, tuple[str, Bundle]] = {}
+    without = [name for name in loss.ranks if not room.take(1, ranks=(number(name),))]
+    well = sorted((name for name in loss.held if name.startswith("engine")), key=number)
+    given_up = []
+    while without and well:
+        given_up.append(engine := well.pop())
+        piece = loss.held[engine]
+        for name in without[:size]:
+            part = Bundle(piece.node, 1, ranks=(number(name),), share=core_share(piece.cpus, size))
+            guests[name] = engine, part
+        without = without[size:]
+    unseated = [name for name in loss.engines if not room.take(size, engine=number(name))]
+    if without or not (well or len(unseated) < len(loss.engines)):
+        raise loss.no_room()
+    return Reseating(room.taken, guests, tuple(given_up), tuple(unseated))

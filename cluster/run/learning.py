@@ -51,7 +51,7 @@ class Learning:
                     yield item
                 return
             except ActorLost as lost:
-                self._rebuild(lost)
+                self.rebuild(lost)
 
     def surely(self, work: Callable[[], Result]) -> Result:
         """Do something that needs the ranks, again from the start when one is lost meanwhile."""
@@ -61,7 +61,7 @@ class Learning:
             except ActorLost as lost:
                 if lost.name not in self._system.learners.names:
                     raise
-                self._rebuild(lost)
+                self.rebuild(lost)
 
     def save(self, directory: Path, round_: int, seconds: float) -> dict[str, Vote]:
         """LearnerGroup.save, whatever happens to the ranks."""
@@ -81,7 +81,7 @@ class Learning:
         """LearnerGroup.export, whatever happens to the ranks."""
         self.surely(lambda: self._system.learners.export(directory, seconds))
 
-    def _rebuild(self, lost: ActorLost) -> None:
+    def rebuild(self, lost: ActorLost) -> None:
         """Ranks anew, with the weights they had when the lost work began. RemoteFailure when that cannot be had."""
         checkpoint = self._checkpoint(lost)
         while True:

@@ -155,6 +155,7 @@ def _start(opening: _Opening, pids: dict[str, int], temps: list[Path], stack: co
     console.line(f"started    {plan.engines} engine(s) and {plan.ranks} rank(s) in {time.monotonic() - began:.1f} s")
     events = EventLog(folder.path)
     learning = Learning(system, opening.store, console.always)
+    system.recover = learning.rebuild
     commits = Commits(
         store=opening.store,
         base=base,

@@ -18,6 +18,7 @@ from cluster.fleet_events import (
     End,
     Event,
     GiveUp,
+    GoWithout,
     HandOn,
     Idle,
     Lost,
@@ -270,7 +271,7 @@ class World:
                     self.clock.after(seconds, lambda names=names: self._refreshed(names))  # type: ignore[misc]
                 case End(names):
                     self._ended(names)
-                case Doubt() | Retire():
+                case Doubt() | Retire() | GoWithout():
                     pass  # for people
 
     def _ended(self, names: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.waiting import fetch, fetch_all, references
+from cluster.waiting import fetch_all, references
 
 BUCKET_BYTES = 1 << 26
 
@@ -21,7 +21,8 @@ class Broadcast:
         if engines == self._members:
             return
         self.close()
-        host, port = fetch(learners[0].free_port.remote(), seconds, "finding a port for the weights")
+        finding = fetch_all({"learner-0": learners[0].free_port.remote()}, seconds, "finding a port for the weights")
+        host, port = finding["learner-0"]
         devices = fetch_all(
             {name: engine.devices.remote() for name, engine in engines.items()},
             seconds,
@@ -45,7 +46,8 @@ class Broadcast:
         streams = [rank.broadcast.options(num_returns="streaming").remote(dtype, BUCKET_BYTES) for rank in learners]
         loaded = 0
         for announcement in references(streams[0], seconds, "gathering weights"):
-            names, shapes = fetch(announcement, seconds, "announcing weights")
+            announced = fetch_all({"learner-0": announcement}, seconds, "announcing weights")
+            names, shapes = announced["learner-0"]
             counts = fetch_all(
                 {
                     name: engine.receive_bucket.remote(list(names), list(shapes), dtype)
@@ -55,9 +57,9 @@ class Broadcast:
                 "receiving weights",
             )
             loaded += max(counts.values())
-        for other in streams[1:]:
+        for rank, other in enumerate(streams[1:], start=1):
             for item in references(other, seconds, "gathering weights"):
-                fetch(item, seconds, "gathering weights")
+                fetch_all({f"learner-{rank}": item}, seconds, "gathering weights")
         return loaded
 
     def close(self) -> None:

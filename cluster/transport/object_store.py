@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.waiting import fetch, fetch_all, references
+from cluster.waiting import fetch_all, references
 
 BUCKET_BYTES = 1 << 28
 
@@ -25,9 +25,9 @@ class ObjectStore:
             loading = {name: engine.load_bucket.remote(bucket) for name, engine in engines.items()}
             counts = fetch_all(loading, seconds, "loading weights")
             loaded += max(counts.values())
-        for other in streams[1:]:
+        for rank, other in enumerate(streams[1:], start=1):
             for item in references(other, seconds, "gathering weights"):
-                fetch(item, seconds, "gathering weights")
+                fetch_all({f"learner-{rank}": item}, seconds, "gathering weights")
         return loaded
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from cluster.care import Care
 from cluster.fleet import Fleet, Limits
 from cluster.fleet_events import Current, Started
 from cluster.rollout_pool import RolloutPool
-from cluster.waiting import ENDED, ActorLost
+from cluster.waiting import ENDED, ActorLost, NoSeat
 from rollout.engine import EngineFault, Sampling
 from rollout.types import Group, GroupRequest, Prompt
 
@@ -54,6 +54,8 @@ class Behaviour:
     """It stops when it is told to."""
     start: float | None = 10.0
     """Seconds until it is up; None: it dies on the way."""
+    seat: bool = True
+    """False: no node has room for it."""
 
 
 @dataclass
@@ -191,6 +193,10 @@ class World:
     # where engines come from
 
     def begin_engine(self, name: str) -> tuple[Any, Any]:
+        if not self._lives[name][0].seat:
+            if len(self._lives[name]) > 1:
+                self._lives[name].pop(0)
+            raise NoSeat(name, "no node has room for it")
         engine = self._born(name)
         return engine, FakeStart(name, engine.does)
 

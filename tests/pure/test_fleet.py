@@ -14,6 +14,7 @@ from cluster.fleet_events import (
     End,
     Event,
     GiveUp,
+    GoWithout,
     HandOn,
     Idle,
     Lost,
@@ -21,7 +22,9 @@ from cluster.fleet_events import (
     Refresh,
     Restart,
     Retire,
+    Seated,
     Started,
+    Unseated,
 )
 
 LIMITS = Limits(silence=60.0, starting=300.0, restarts=3, window=3600.0, backoff=1.0)
@@ -234,6 +237,30 @@ def test_a_publish_makes_every_engine_stale() -> None:
     assert fleet.usable() == ("engine-0",)
 
 
+def test_an_engine_without_room_waits_for_it_and_its_restart_does_not_count() -> None:
+    fleet = running()
+    assert Restart(("engine-1",)) in fleet.handle(Lost("engine-1", "node gone"), 1.0)
+    assert fleet.handle(Unseated("engine-1", "no room"), 1.0) == [GoWithout(("engine-1",), "no room")]
+    assert (fleet.states()["engine-1"], fleet.unseated(), fleet.coming()) == (State.UNSEATED, ("engine-1",), ())
+    assert fleet.restarts == 0
+    fleet.publish(1)
+    assert later(fleet, 1.0, 400.0) == []
+    assert fleet.handle(Lost("engine-1", "known"), 400.0) == fleet.handle(Started("engine-1"), 400.0) == []
+    assert fleet.handle(Seated("engine-1"), 401.0) == [Restart(("engine-1",))]
+    assert fleet.handle(Started("engine-1"), 402.0) == [Refresh(("engine-1",))]
+    fleet.handle(Current("engine-1", 1), 403.0)
+    assert fleet.states()["engine-1"] is State.HEALTHY
+    assert fleet.handle(Seated("engine-1"), 404.0) == []
+
+
+def test_without_room_for_any_engine_the_run_is_given_up() -> None:
+    fleet = running()
+    for name in ENGINES:
+        fleet.handle(Lost(name, "node gone"), 1.0)
+    assert fleet.handle(Unseated("engine-0", "no room"), 1.0) == [GoWithout(("engine-0",), "no room")]
+    assert GiveUp("engine-1: no room") in fleet.handle(Unseated("engine-1", "no room"), 1.0)
+
+
 def test_a_name_that_is_not_of_the_fleet_is_a_mistake() -> None:
     with pytest.raises(KeyError):
         running().handle(Started("engine-7"), 0.0)
@@ -249,7 +276,10 @@ EVENTS = st.sampled_from(NAMES).flatmap(
         st.just(Lost(name, "x")),
     )
 )
-STEPS = st.lists(st.tuples(st.floats(0.0, 120.0), st.one_of(EVENTS, st.none(), st.integers(0, 3))), max_size=80)
+NODES = st.sampled_from(ENGINES).flatmap(lambda name: st.sampled_from([Unseated(name, "x"), Seated(name)]))
+STEPS = st.lists(
+    st.tuples(st.floats(0.0, 120.0), st.one_of(EVENTS, EVENTS, NODES, st.none(), st.integers(0, 3))), max_size=80
+)
 
 
 @given(STEPS)
@@ -266,6 +296,8 @@ def test_whatever_happens(steps: list[tuple[float, Event | int | None]]) -> None
         else:
             actions = fleet.tick(now) if event is None else fleet.handle(event, now)
         after = fleet.states()
+        if isinstance(event, Unseated) and before[event.name] is State.RESTARTING and restarted[event.name]:
+            restarted[event.name].pop()  # it was not made
         if isinstance(event, Current) and event.name in proven and event.version == fleet.version:
             proven[event.name] = event.version
         for action in actions:
@@ -276,7 +308,7 @@ def test_whatever_happens(steps: list[tuple[float, Event | int | None]]) -> None
         for name in NAMES:
             if before[name] is State.RETIRED:
                 assert after[name] is State.RETIRED
-            if before[name] in (State.DEAD, State.RESTARTING, State.RETIRED):
+            if before[name] in (State.DEAD, State.RESTARTING, State.RETIRED, State.UNSEATED):
                 assert after[name] not in (State.HEALTHY, State.SUSPECT)
             recent = [at for at in restarted[name] if now - at < LIMITS.window]
             assert len(recent) <= LIMITS.restarts

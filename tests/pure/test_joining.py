@@ -9,7 +9,6 @@ import pytest
 from cluster import joining
 from cluster.errors import PlanError
 from cluster.resources import Node
-from cluster.seats import seat_for_engine
 from cluster.survey import as_node
 
 ABOUT = {"NodeID": "ab12", "NodeManagerAddress": "10.0.0.5", "Resources": {"CPU": 8.0, "GPU": 4.0, "memory": 1e9}}
@@ -47,23 +46,3 @@ def test_an_address_where_nobody_listens_is_known_at_once(monkeypatch: pytest.Mo
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with pytest.raises(PlanError, match=r"127\.0\.0\.1:9: this Ray cluster cannot be joined .*refused"):
         joining.resources_at("127.0.0.1:9")
-
-
-@pytest.mark.parametrize(
-    ("placement", "devices", "nodes", "chosen"),
-    [
-        ("separate", 4, [Node("a", 8, 8, 0, busy_gpus=6), Node("b", 8, 8, 0, busy_gpus=4)], "b"),
-        ("separate", 8, [Node("a", 8, 8, 0, busy_gpus=6)], None),
-        ("separate", 1, [Node("a", 8, 8, 0, busy_cpus=8)], None),
-        ("cpu", 1, [Node("a", 2, 0, 0, busy_cpus=2), Node("b", 2, 0, 0, busy_cpus=1.5)], "b"),
-        ("cpu", 1, [], None),
-    ],
-)
-def test_an_engine_whose_node_is_gone_gets_a_seat_where_there_is_room(
-    placement: str, devices: int, nodes: list[Node], chosen: str | None
-) -> None:
-    seat = seat_for_engine(3, placement, devices, nodes)
-    assert (seat and seat.node) == chosen
-    if seat is not None:
-        assert seat.engine == 3
-        assert seat.engine_gpus == (devices if placement == "separate" else 0)

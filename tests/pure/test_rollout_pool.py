@@ -70,6 +70,43 @@ def test_the_only_engine_may_be_lost_three_times_and_not_a_fourth() -> None:
     assert same_groups(World([Behaviour(dies_at=1)] * 3 + [WELL]).run(8), 8)
 
 
+def test_an_engine_without_room_is_done_without_and_comes_back_when_there_is_some() -> None:
+    world = World([Behaviour(dies_at=1), Behaviour(seat=False), WELL], [WELL])
+    assert same_groups(world.run(20), 20)
+    assert world.fleet.states() == {"engine-0": State.UNSEATED, "engine-1": State.HEALTHY}
+    assert world.pool.restarts == 0
+    assert any("engine-0: no node has room for it; the run goes on without" in line for line in world.said)
+    world.pool.settle()  # nobody waits for it
+    world.pool.welcome("engine-0")
+    assert same_groups(world.run(40), 40)
+    assert world.refreshed == ["engine-0"], "it worked before it was given the weights"
+    assert world.fleet.states() == {"engine-0": State.HEALTHY, "engine-1": State.HEALTHY}
+    assert same_groups(world.run(8), 8)
+    assert world.born[-1].done == 4
+
+
+def test_an_engine_that_must_leave_its_seat_is_forgotten_and_the_others_do_its_groups() -> None:
+    world = World([WELL], [WELL])
+    gone: list[str] = []
+
+    def give_up_once() -> bool:
+        if world.now > 3 and not gone:
+            gone.append("engine-1")
+            world.pool.give_up("engine-1", "ranks need its GPUs")
+        return False
+
+    assert same_groups(world.run(20, give_up_once), 20)
+    assert world.fleet.states() == {"engine-0": State.HEALTHY, "engine-1": State.UNSEATED}
+    assert list(world.pool.engines) == ["engine-0"]
+    assert same_groups(world.run(6), 6)
+
+
+def test_without_room_for_the_last_engine_the_run_ends() -> None:
+    world = World([Behaviour(dies_at=1), Behaviour(seat=False)])
+    with pytest.raises(RemoteFailure, match="engine-0: no node has room for it"):
+        world.run(8)
+
+
 def test_an_engine_that_is_lost_again_and_again_is_given_up_and_the_others_finish() -> None:
     world = World([Behaviour(dies_at=1)], [WELL])
     assert same_groups(world.run(60), 60)

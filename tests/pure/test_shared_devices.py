@@ -134,7 +134,7 @@ def engine(lora_rank: int = 0) -> tuple[RolloutEngine, FakeLLM]:
         model="", index=3, seed=0, dtype="bfloat16", max_model_len=8, max_num_seqs=1, tensor_parallel=2, device="cuda",
         gpu_memory=0.5, kv_cache_gib=1.0, processed_logprobs=True, sleeps=True, lora_rank=lora_rank,
     )  # fmt: skip
-    made._llm = FakeLLM()
+    made._llm, made._loading = FakeLLM(), False
     return made, made._llm
 
 
@@ -311,9 +311,8 @@ def test_ranks_that_disagree_about_a_bucket_are_noticed() -> None:
         one.joined(dataclasses.replace(one, names=("b",)))
 
 
-def test_every_device_of_every_engine_is_a_member_of_the_broadcast_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_device_of_every_engine_is_a_member_of_the_broadcast_group() -> None:
     events: Events = []
-    monkeypatch.setattr(broadcast, "fetch", lambda ref, seconds, what: ref)
     learner = FakeActor("learner-0", events, {"free_port": ("host", 99)})
     engines = {f"engine-{i}": FakeActor(f"engine-{i}", events, {"devices": size}) for i, size in enumerate((2, 1, 4))}
     broadcast.make().connect([learner], engines, 1)
