@@ -21,19 +21,26 @@ SETTINGS = [
     "--rollout.engines", "2", "--learner.ranks", "2", "--quiet",
 ]  # fmt: skip
 AS_COLOCATED = f"""
-import functools, sys
-import cluster.plan, cluster.transport, cluster.turns, launch
+import sys
+import cluster.run.opening, cluster.transport, launch
 
 cluster.transport.choose = lambda asked, placement: "cuda_ipc"
-handing_over = cluster.turns.Turns.__init__
-cluster.turns.Turns.__init__ = lambda self, shared, seconds: handing_over(self, True, seconds)
-fetch_all = cluster.turns.fetch_all
+private_ray = cluster.run.opening.private_ray
 
-def said(refs, seconds, what):
-    print("TURN", what, *sorted(refs), flush=True)
-    return fetch_all(refs, seconds, what)
+def then_share(address):
+    temp = private_ray(address)  # turns.py imports Ray, which must find the environment made here
+    import cluster.turns
+    handing_over, fetch_all = cluster.turns.Turns.__init__, cluster.turns.fetch_all
+    cluster.turns.Turns.__init__ = lambda self, shared, seconds: handing_over(self, True, seconds)
 
-cluster.turns.fetch_all = said
+    def said(refs, seconds, what):
+        print("TURN", what, *sorted(refs), flush=True)
+        return fetch_all(refs, seconds, what)
+
+    cluster.turns.fetch_all = said
+    return temp
+
+cluster.run.opening.private_ray = then_share
 sys.exit(launch.main({SETTINGS!r} + sys.argv[1:]))
 """
 TIMES = ("time/", "sync/seconds", "memory/", "fleet/", "grader/timeouts", "speed/", "idle/")
