@@ -1,4 +1,4 @@
-"""The only Ray actors: thin shells around the engines, one method per verb of the loop."""
+"""The only code that Ray runs elsewhere: actors, thin shells around the engines, one method per verb of the loop."""
 
 from __future__ import annotations
 
@@ -294,6 +294,18 @@ class LearnerActor(Shell):
         from learner.weights import export
 
         export(self._engine, Path(directory))
+
+
+def _look_around(mark: str, model: str) -> tuple[bool, bool]:
+    """On another node, before anything is loaded: (the run directory is the same and open to us, the model is there).
+
+    `mark` is a file that the driver has just made in the run directory.
+    """
+    same = Path(mark).is_file() and os.access(Path(mark).parent, os.W_OK | os.X_OK)
+    return same, (Path(model) / "config.json").is_file()
+
+
+look_around = ray.remote(num_cpus=0, max_retries=0)(_look_around)
 
 
 def _gpu() -> str:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from cluster.gpu_requests import Request, engine_request, rank_request
 from cluster.learner_group import LearnerGroup
 from cluster.memory import resident
 from cluster.node_changes import follow_losses, use_room
+from cluster.paths_on_nodes import check_paths
 from cluster.placement import Bundle, Layout
 from cluster.plan import Plan
 from cluster.ports import on_a_free_port
@@ -85,11 +86,10 @@ class System:
     def launch(self, model: str) -> None:
         """Start all actors on a model directory at once, wait for all of them, and connect the transport.
 
-        PlanError when the cluster does not have the seats (any more).
+        PlanError when the cluster does not have the seats (any more), or its nodes do not see model and run directory.
         """
         self.model = model
-        if self.seats is not None:
-            self.seats.reserve()
+        self._take_seats()
         ranks = []
         if self.turns.shared:
             # Engines are shown the GPUs that their ranks were given; nothing is loaded yet.
@@ -113,8 +113,7 @@ class System:
     def launch_engines(self, model: str) -> None:
         """Start engines only, on the weights of a model directory (evaluation)."""
         self.model = model
-        if self.seats is not None:
-            self.seats.reserve()
+        self._take_seats()
         engines = {f"engine-{index}": self._engine_actor(f"engine-{index}") for index in range(self.plan.engines)}
         self._await({name: actor.ready.remote() for name, actor in engines.items()})
         self._supervise(engines, [])
@@ -246,6 +245,11 @@ class System:
         """Pass on what supervision has to say."""
         self.tell(text, kind, names)
 
+    def _take_seats(self) -> None:
+        if self.seats is not None:
+            check_paths([bundle.node for bundle in self.plan.layout.bundles], self.folder.path, self.model)
+            self.seats.reserve()
+
     @property
     def _layout(self) -> Layout:
         return self.plan.layout if self.seats is None else self.seats.layout
@@ -324,10 +328,12 @@ class System:
                 f"{name} on {about['host']} runs other code than this command (digest {about['code']}, expected "
                 f"{self.code}): another package named rollout, learner or cluster comes first on its path."
             )
-        if about["host"] == socket.gethostname():
+        here = socket.gethostname()
+        if about["host"] == here:
             self.pids[name] = about["pid"]
         self.abouts[name] = about
-        (self.folder.path / "pids.txt").write_text("".join(f"{n} {pid}\n" for n, pid in sorted(self.pids.items())))
+        elsewhere = {n: a for n, a in self.abouts.items() if n in self.actors and a["host"] != here}
+        (self.folder.path / "pids.txt").write_text(pids_text(self.pids, elsewhere))
 
     def _engine_actor(self, name: str) -> Any:
         index = int(name.rsplit("-", 1)[1])
@@ -376,6 +382,13 @@ def start_ray(config: Config, plan: Plan, folder: RunFolder, temp: Path) -> None
     # Ray has put a handler for SIGTERM in place that aborts the process (exit -6): what was there comes back.
     for each, handler in ours.items():
         signal.signal(each, handler)
+
+
+def pids_text(pids: Mapping[str, int], elsewhere: Mapping[str, Mapping[str, Any]]) -> str:
+    """One line per process: its pid here, or `pid@host` on another machine (`elsewhere`: what it said of itself)."""
+    lines = {name: f"{name} {pid}" for name, pid in pids.items()}
+    lines |= {name: f"{name} {about['pid']}@{about['host']}" for name, about in elsewhere.items()}
+    return "".join(f"{lines[name]}\n" for name in sorted(lines))
 
 
 def _not_recoverable(lost: ActorLost) -> None:

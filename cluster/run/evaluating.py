@@ -16,10 +16,10 @@ from typing import Annotated
 import tyro
 
 from cluster.errors import DONE, INTERRUPTED, PlanError
+from cluster.joining import resources_at
 from cluster.model_facts import read_model_facts
 from cluster.plan import make_plan
 from cluster.private import private_ray
-from cluster.resources import local_resources
 from cluster.run.cli import apply_settings, parse
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
@@ -27,6 +27,14 @@ from cluster.run.inert import inert
 from cluster.run.saved_config import CONFIG
 from cluster.run.signals import handled
 from rollout.config import DataConfig
+
+
+@dataclass(frozen=True)
+class EvalCluster:
+    """Where an evaluation takes place."""
+
+    address: str = ""
+    """Ray cluster to join (default: this machine, also for a run that was trained on a cluster)."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ class EvalOptions:
     json: str = ""
     """Also write the numbers to this file."""
     data: DataConfig = field(default_factory=DataConfig)
+    cluster: EvalCluster = field(default_factory=EvalCluster)
 
 
 def main(words: list[str]) -> int:
@@ -71,6 +80,7 @@ def main(words: list[str]) -> int:
             "prompts": options.prompts,
             "reward_function": options.reward,
             "seed": options.seed,
+            "cluster.address": options.cluster.address,
             "eval.size": options.size,
             "eval.samples": options.samples,
             "rollout.max_new_tokens": options.max_new_tokens,
@@ -114,7 +124,7 @@ def _model_of(name: str) -> str:
 
 
 def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict[str, float]]:
-    resources = local_resources()
+    resources = resources_at(config.cluster.address)
     plan = make_plan(config, resources, read_model_facts(config.model))
     pids: dict[str, int] = {}
 
@@ -128,11 +138,13 @@ def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict
         sys.stderr.write(f"{text}\n")
 
     with contextlib.ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollearn-eval-")))
+        # Engines on other nodes write their logs into it, so there it must lie where all nodes see it.
+        shared = Path.cwd() if config.cluster.address else None
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollearn-eval-", dir=shared)))
         stack.enter_context(handled(end_now, config.cluster.grace))
         folder = RunFolder.create(place / "eval")
         code = folder.copy_code(Path(__file__).resolve().parents[2])
-        temp = private_ray("")
+        temp = private_ray(config.cluster.address)
         from cluster.run.inputs import load_held_out
 
         inputs = load_held_out(config, plan, place / "prepared", aside)

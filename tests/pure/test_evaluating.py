@@ -56,6 +56,14 @@ def test_other_prompts_for_a_run_are_taken_as_they_are(asked, run):
     assert (config.prompts, config.data.answer_key, config.eval.size, aside) == ("other.jsonl", "answer", 7, 0)
 
 
+def test_an_evaluation_joins_a_cluster_when_it_is_told_to_and_not_because_the_run_did(asked, run):
+    (run / "config.toml").write_text(as_toml(parse(["--cluster.address", "box1:6379"])))
+    evaluating.main([str(run)])
+    evaluating.main([str(run), "--cluster.address", "box2:6379"])
+    evaluating.main(["demo", "--cluster.address", "box3:6379"])
+    assert [config.cluster.address for config, *_ in asked] == ["", "box2:6379", "box3:6379"]
+
+
 def test_a_model_has_the_defaults_and_columns_can_be_named(asked):
     evaluating.main(["demo", "--greedy", "--data.prompt-key", "question"])
     (config, temperature, aside) = asked[0]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from cluster import joining
 from cluster.errors import PlanError
+from cluster.paths_on_nodes import complaints
 from cluster.resources import Node
+from cluster.start import pids_text
 from cluster.survey import as_node
 
 ABOUT = {"NodeID": "ab12", "NodeManagerAddress": "10.0.0.5", "Resources": {"CPU": 8.0, "GPU": 4.0, "memory": 1e9}}
@@ -46,3 +49,20 @@ def test_an_address_where_nobody_listens_is_known_at_once(monkeypatch: pytest.Mo
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with pytest.raises(PlanError, match=r"127\.0\.0\.1:9: this Ray cluster cannot be joined .*refused"):
         joining.resources_at("127.0.0.1:9")
+
+
+def test_nodes_that_do_not_see_the_run_directory_or_the_model_are_named() -> None:
+    nodes = [Node(name, 8, 0, 0, host=f"10.0.0.{number}") for number, name in enumerate("abcd")]
+    folder, model = Path("/runs/mine"), "/models/qwen"
+    well = dict.fromkeys("abcd", (True, True))
+    assert complaints(nodes, well, folder, model) == ""
+    said = complaints(nodes, well | {"b": (False, True), "c": (True, False), "d": (False, False)}, folder, model)
+    assert "/runs/mine is not the same directory on nodes 10.0.0.1, 10.0.0.3, or" in said
+    assert "There is no model at /models/qwen on nodes 10.0.0.2, 10.0.0.3:" in said
+    silent = complaints(nodes, {name: (True, True) for name in "abc"}, folder, model)
+    assert silent.startswith("node 10.0.0.3 started no process within 60 s.")
+
+
+def test_a_process_on_another_machine_is_written_down_with_that_machine() -> None:
+    elsewhere = {"engine-1": {"pid": 7, "host": "box2"}}
+    assert pids_text({"learner-0": 5, "engine-0": 4}, elsewhere) == "engine-0 4\nengine-1 7@box2\nlearner-0 5\n"
