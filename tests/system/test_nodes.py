@@ -2,79 +2,206 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 import pytest
+
+from tests.faults.runs import Command, differences, events_of, rows_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 TWO_OF_EACH = (
-    "--rollouts", "32", "--group-size", "8", "--rounds", "1", "--eval.every", "0", "--quiet",
+    "--rollouts", "32", "--group-size", "8", "--rounds", "8", "--eval.every", "0", "--quiet",
     "--rollout.engines", "2", "--learner.ranks", "2",
 )  # fmt: skip
 CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-cluster.add_node(num_cpus=1)
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": int(sys.argv[1]), "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=1)]
 print("address", cluster.address, flush=True)
-sys.stdin.read()
+for line in sys.stdin:
+    if line.strip() == "lose":
+        cluster.remove_node(nodes.pop(), allow_graceful=False)
+    else:
+        nodes.append(cluster.add_node(num_cpus=1))
+    print("done", flush=True)
 cluster.shutdown()
 """
 
 
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[tuple[str, dict[str, str]]]:
-    """Address of a cluster of two raylets with one core each, and the environment that has its token."""
+@dataclass(frozen=True)
+class Nodes:
+    """Raylets with one core each, on this machine: a head, and one more that can be lost and added."""
+
+    process: subprocess.Popen[str]
+    address: str
+    environment: dict[str, str]
+    """What has the token of this cluster, beside the environment of this process."""
+
+    def tell(self, word: str) -> None:
+        """`lose` or `add` the second node; returns when it is done."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+
+@contextlib.contextmanager
+def two_raylets(head_cores: int = 1) -> Iterator[Nodes]:
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    environment = os.environ | token
-    command = [sys.executable, "-c", CLUSTER]
     with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as cluster:
+        [sys.executable, "-c", CLUSTER, str(head_cores)], env=os.environ | token, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as cluster:  # fmt: skip
         assert cluster.stdin is not None
         assert cluster.stdout is not None
         words = next((line.split() for line in cluster.stdout if line.startswith("address ")), [])
         assert words, "the cluster did not come up"
-        yield words[1], environment
+        yield Nodes(cluster, words[1], token)
         cluster.stdin.close()
         cluster.wait(60)
 
 
-def launch(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "launch.py", *words]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with two_raylets() as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def on_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run on a private Ray of this machine."""
+    run = tmp_path_factory.mktemp("runs") / "one"
+    ended = Command(*TWO_OF_EACH, "--run", str(run)).end(300)
+    assert ended.code == 0, ended.text
+    return run
 
 
 def weights(run: Path) -> str:
     return hashlib.sha256((run / "model/model.safetensors").read_bytes()).hexdigest()
 
 
+def await_(what: Callable[[], object], command: Command, seconds: float = 120.0) -> None:
+    """Wait until something can be seen of a run that goes on."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert command.process.poll() is None, command.end().text
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_cluster_without_room_refuses_with_what_there_is(nodes: Nodes) -> None:
+    words = ("--cluster.address", nodes.address, "--placement", "separate", "--rollouts", "64")
+    refused = Command(*words, environment=nodes.environment).end(120)
+    assert refused.code == 2
+    assert "need   have" in refused.text
+    assert "2 nodes with 0 GPUs and 1 core" in refused.text
+
+
 def test_a_run_over_two_nodes_ends_with_the_weights_of_the_run_on_one(
-    two_nodes: tuple[str, dict[str, str]], tmp_path: Path
+    nodes: Nodes, on_one: Path, tmp_path: Path
 ) -> None:
-    address, environment = two_nodes
-    over_two = launch(environment, *TWO_OF_EACH, "--run", str(tmp_path / "two"), "--cluster.address", address)
-    assert over_two.returncode == 0, over_two.stderr
-    seated = [line for line in (tmp_path / "two/plan.txt").read_text().splitlines() if line.startswith("placement")]
+    run = tmp_path / "two"
+    words = (*TWO_OF_EACH, "--run", str(run), "--cluster.address", nodes.address)
+    ended = Command(*words, environment=nodes.environment).end(300)
+    assert ended.code == 0, ended.text
+    seated = [line for line in (run / "plan.txt").read_text().splitlines() if line.startswith("placement")]
     assert [line.split(": ", 1)[1] for line in seated] == ["engine 0, rank 0", "engine 1, rank 1"]
-    on_one = launch(dict(os.environ), *TWO_OF_EACH, "--run", str(tmp_path / "one"))
-    assert on_one.returncode == 0, on_one.stderr
-    assert weights(tmp_path / "two") == weights(tmp_path / "one")
-    rows = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["sync/receipt_ok"] == 1.0
+    assert weights(run) == weights(on_one)
+    assert differences(rows_of(on_one), rows_of(run)) == []
+    assert all(row["sync/receipt_ok"] == 1.0 for row in rows_of(run))
 
 
-def test_a_cluster_without_room_refuses_with_what_there_is(two_nodes: tuple[str, dict[str, str]]) -> None:
-    address, environment = two_nodes
-    refused = launch(environment, "--cluster.address", address, "--placement", "separate", "--rollouts", "64")
-    assert refused.returncode == 2
-    assert "need   have" in refused.stderr
-    assert "2 nodes with 0 GPUs and 1 core" in refused.stderr
+def test_an_evaluation_uses_the_cluster_it_is_given(nodes: Nodes, on_one: Path, tmp_path: Path) -> None:
+    numbers = {}
+    for where, words in {"here": (), "cluster": ("--cluster.address", nodes.address)}.items():
+        out = tmp_path / f"{where}.json"
+        asked = ("eval", str(on_one), "--size", "16", "--json", str(out), *words)
+        ended = Command(*asked, environment=nodes.environment if words else None).end(300)
+        assert ended.code == 0, ended.text
+        numbers[where] = {k: v for k, v in json.loads(out.read_text()).items() if not k.startswith("time/")}
+    assert numbers["here"] == numbers["cluster"]
+
+
+def test_a_node_lost_and_a_node_added_in_mid_run_change_nothing(nodes: Nodes, on_one: Path, tmp_path: Path) -> None:
+    """Row 24: rank 1 goes to the node that is left, engine 1 waits until the new one is there and works on it."""
+    run = tmp_path / "moved"
+    words = (*TWO_OF_EACH, "--run", str(run), "--cluster.address", nodes.address)
+    command = Command(*words, environment=nodes.environment)
+    await_(lambda: (run / "metrics.jsonl").exists() and len(rows_of(run)) >= 2, command)
+    nodes.tell("lose")
+    await_(lambda: events_of(run, "node_lost"), command)
+    nodes.tell("add")
+    ended = command.end(300)
+    assert ended.code == 0, ended.text
+    assert weights(run) == weights(on_one)
+    assert differences(rows_of(on_one), rows_of(run)) == []
+
+    kinds = ("node_lost", "unseated", "ranks_back", "node_joined", "seated")
+    assert [len(events_of(run, kind)) for kind in kinds] == [1] * 5
+    [lost] = events_of(run, "node_lost")
+    assert "learner-1 goes to" in lost["text"]
+    assert "no room for engine-1" in lost["text"]
+    assert events_of(run, "seated")[0]["names"] == ["engine-1"]
+    last = parquet.read_table(max((run / "groups").glob("*.parquet")))
+    assert set(last["engine"].to_pylist()) == {0, 1}, "the engine on the new node is not used"
+
+
+def test_a_run_whose_ranks_have_no_room_left_ends_within_seconds(tmp_path: Path) -> None:
+    """All its processes are on the node that is lost, and the one with the driver has no core to offer."""
+    run = tmp_path / "over"
+    with two_raylets(head_cores=0) as nodes:
+        words = (*TWO_OF_EACH[:-4], "--rollout.engines", "1", "--learner.ranks", "1", "--run", str(run))
+        command = Command(*words, "--cluster.address", nodes.address, environment=nodes.environment)
+        await_(lambda: (run / "metrics.jsonl").exists() and rows_of(run), command)
+        nodes.tell("lose")
+        asked = time.monotonic()
+        ended = command.end(120)
+    assert ended.code == 3, ended.text
+    assert time.monotonic() - asked < 60
+    assert "a run needs all its ranks and an engine" in ended.text
+    assert "need" in ended.text
+    assert "processes, 8 per core" in ended.text
+    assert f"continue with: python launch.py resume {run}" in ended.text
+    assert "Traceback" not in ended.text
+
+
+HIDING = 'mount -t tmpfs none "$1" && exec "$2" start --address "$3" --num-cpus 1 --block'
+
+
+def test_a_node_that_does_not_see_the_run_directory_or_the_model_is_named(nodes: Nodes, tmp_path: Path) -> None:
+    """A third raylet sees an empty directory where the others see the run and the model."""
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not give a process file systems of its own (unshare -m)")
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "rollout" / "tasks" / "demo", model)
+    ray = str(Path(sys.executable).with_name("ray"))
+    with subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", HIDING, "sh", str(tmp_path), ray, nodes.address],
+        env=os.environ | nodes.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as third:  # fmt: skip
+        words = ("--cluster.address", nodes.address, "--model", str(model), "--rollouts", "32", "--group-size", "8")
+        three = ("--rollout.engines", "3", "--learner.ranks", "3", "--eval.every", "0", "--minibatches", "1")
+        deadline = time.monotonic() + 60
+        while "3 cores" not in Command("plan", *words, environment=nodes.environment).end(60).text:
+            assert time.monotonic() < deadline, "the third node did not join"
+        refused = Command(*words, *three, "--run", str(tmp_path / "run"), environment=nodes.environment).end(120)
+        third.terminate()
+    assert refused.code == 2, refused.text
+    assert f"{tmp_path / 'run'} is not the same directory on node " in refused.text
+    assert f"There is no model at {model} on node " in refused.text
+    assert "Traceback" not in refused.text
