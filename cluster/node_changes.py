@@ -29,7 +29,7 @@ def use_room(seats: Seats, pool: RolloutPool, fleet: Fleet, tell: Tell) -> None:
     waiting = fleet.unseated()
     for node in seats.newcomers():
         use = "" if waiting else "; all engines of the plan have a seat, so nothing is started on it"
-        tell(f"node {node} joined{use}", "node_joined", ())
+        tell(f"node {node}{use}", "node_joined", ())
     for name in waiting:
         if (place := seats.find_room(name)) is not None:
             tell(f"{name} is started again on node {place}", "seated", (name,))

@@ -1,4 +1,4 @@
-"""Before anything is loaded: does every node of the plan see the model and the run directory at the same path?"""
+"""Before a node is used: does it see the model and the run directory at the same path as the others?"""
 
 from __future__ import annotations
 
@@ -19,21 +19,39 @@ SECONDS = 60.0
 """A node may take this long to start the process that looks; the code of the run is sent to it first."""
 
 
-def check_paths(names: Sequence[str], folder: Path, model: str) -> None:
-    """Have the nodes of a plan (ids of Ray) look for themselves. PlanError names every node and what it lacks."""
-    here = ray.get_runtime_context().get_node_id()
-    others = [node for node in ray_nodes() if node.name in names and node.name != here]
-    if not others:
-        return
-    mark = folder / f".seen-by-all-{secrets.token_hex(8)}"
-    mark.touch(mode=0o600)
-    try:
-        asked = {node.name: _ask(node, mark, model) for node in others}
-        answers = fetch_those(asked, SECONDS)
-    finally:
-        mark.unlink()
-    if complaint := complaints(others, answers, folder, model):
-        raise PlanError(complaint)
+class Sight:
+    """What every node sees; each is asked once, when it is to be used for the first time."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        """`folder` is the run directory, `model` a directory too."""
+        self._folder, self._model = folder, model
+        self._answers: dict[str, tuple[bool, bool]] = {}
+
+    def require(self, names: Sequence[str]) -> None:
+        """PlanError when one of these nodes (ids of Ray) does not see both; it names each and what it lacks."""
+        others = [node for node in ray_nodes() if node.name in names]
+        self._ask(others)
+        if complaint := complaints(others, self._answers, self._folder, self._model):
+            raise PlanError(complaint)
+
+    def of(self, nodes: Sequence[Node]) -> list[Node]:
+        """Those of the nodes that can be used. One that starts no process in time is not asked again."""
+        self._ask(nodes)
+        for node in nodes:
+            self._answers.setdefault(node.name, (False, False))
+        return [node for node in nodes if all(self._answers[node.name])]
+
+    def _ask(self, nodes: Sequence[Node]) -> None:
+        self._answers.setdefault(ray.get_runtime_context().get_node_id(), (True, True))
+        new = [node for node in nodes if node.name not in self._answers]
+        if not new:
+            return
+        mark = self._folder / f".seen-by-all-{secrets.token_hex(8)}"
+        mark.touch(mode=0o600)
+        try:
+            self._answers |= fetch_those({node.name: _look(node, mark, self._model) for node in new}, SECONDS)
+        finally:
+            mark.unlink()
 
 
 def complaints(nodes: Sequence[Node], answers: Mapping[str, tuple[bool, bool]], folder: Path, model: str) -> str:
@@ -64,7 +82,7 @@ def complaints(nodes: Sequence[Node], answers: Mapping[str, tuple[bool, bool]], 
     return "\n".join(lines)
 
 
-def _ask(node: Node, mark: Path, model: str) -> ray.ObjectRef:
+def _look(node: Node, mark: Path, model: str) -> ray.ObjectRef:
     pinned = NodeAffinitySchedulingStrategy(node.name, soft=False)
     return look_around.options(scheduling_strategy=pinned).remote(str(mark), model)
 

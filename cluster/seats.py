@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.errors import PlanError
+from cluster.paths_on_nodes import Sight
 from cluster.placement import Bundle, Demand, Layout, lay_out
 from cluster.reseating import Loss, NoRoom, reseat, room_for
 from cluster.resources import Node
@@ -67,14 +68,22 @@ class Seats:
     """As planned."""
     tensor_parallel: int
     """Devices of one engine."""
+    _sight: Sight = field(init=False)
     _held: dict[str, Seat] = field(default_factory=dict)
     _nodes: dict[str, str] = field(default_factory=dict)
     """Id of every node there was -> how people know it."""
+    _announced: set[str] = field(default_factory=set)
+    """Nodes of which it was said, or known from the start, that they are there."""
 
-    def reserve(self) -> None:
-        """Take all seats. PlanError with the table of need and have when others were faster."""
+    def reserve(self, sight: Sight) -> None:
+        """Take all seats. PlanError with the table of need and have when others were faster, or when a node does not
+        see what it must; nodes that are used later are looked at then.
+        """
+        self._sight = sight
+        sight.require([bundle.node for bundle in self.planned.bundles])
         nodes = ray_nodes()
         self._know(nodes)
+        self._announced = set(self._nodes)
         groups = {}
         for name in dict.fromkeys(bundle.node for bundle in self.planned.bundles):
             bundles = [bundle for bundle in self.planned.bundles if bundle.node == name]
@@ -111,8 +120,7 @@ class Seats:
                 return None
             held = {name: seat.bundle for name, seat in self._held.items() if seat.bundle.node not in gone}
             lost = {name: seat.bundle for name, seat in self._held.items() if seat.bundle.node in gone}
-            nodes = tuple(node for node in ray_nodes() if node.name not in gone and reachable(node.name))
-            self._know(nodes)
+            nodes = tuple(self._usable(gone))
             broken = {id(self._held[name].group): self._held[name].group for name in lost}.values()
             found = reseat(Loss(self.planned.placement, self.tensor_parallel, nodes, held, lost))
             groups = {
@@ -141,9 +149,7 @@ class Seats:
         if self.planned.placement == "colocated":
             # It lives with its ranks: where those have a seat that is its own too, if they have.
             return self._nodes[self._held[engine].bundle.node] if engine in self._held else None
-        nodes = [node for node in ray_nodes() if reachable(node.name)]
-        self._know(nodes)
-        bundle = room_for(engine, self.planned.placement, self.tensor_parallel, nodes)
+        bundle = room_for(engine, self.planned.placement, self.tensor_parallel, self._usable())
         if bundle is None:
             return None
         groups = {bundle.node: self._hold(bundle.node, [bundle])}
@@ -154,10 +160,21 @@ class Seats:
         return self._nodes[bundle.node]
 
     def newcomers(self) -> tuple[str, ...]:
-        """Nodes that have joined since the last look, as people know them, with what they have."""
-        nodes = [node for node in ray_nodes() if node.name not in self._nodes]
+        """Nodes that have joined since the last look, in words for people: what they have, and if they can be used."""
+        nodes = [node for node in ray_nodes() if node.name not in self._announced and reachable(node.name)]
         self._know(nodes)
-        return tuple(f"{self._nodes[node.name]} with {node.cpus} cores and {node.gpus} GPUs" for node in nodes)
+        self._announced |= {node.name for node in nodes}
+        usable = self._sight.of(nodes)
+        return tuple(
+            f"{self._nodes[node.name]} with {node.cpus} cores and {node.gpus} GPUs joined"
+            + ("" if node in usable else "; it does not see the model and the run directory, and is not used")
+            for node in nodes
+        )
+
+    def _usable(self, gone: Collection[str] = ()) -> list[Node]:
+        nodes = [node for node in ray_nodes() if node.name not in gone and reachable(node.name)]
+        self._know(nodes)
+        return self._sight.of(nodes)
 
     def _know(self, nodes: Iterable[Node]) -> None:
         self._nodes |= {node.name: f"{node.host or node.name} ({node.name[:6]})" for node in nodes}

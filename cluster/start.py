@@ -26,7 +26,7 @@ from cluster.gpu_requests import Request, engine_request, rank_request
 from cluster.learner_group import LearnerGroup
 from cluster.memory import resident
 from cluster.node_changes import follow_losses, use_room
-from cluster.paths_on_nodes import check_paths
+from cluster.paths_on_nodes import Sight
 from cluster.placement import Bundle, Layout
 from cluster.plan import Plan
 from cluster.ports import on_a_free_port
@@ -247,8 +247,7 @@ class System:
 
     def _take_seats(self) -> None:
         if self.seats is not None:
-            check_paths([bundle.node for bundle in self.plan.layout.bundles], self.folder.path, self.model)
-            self.seats.reserve()
+            self.seats.reserve(Sight(self.folder.path, self.model))
 
     @property
     def _layout(self) -> Layout:

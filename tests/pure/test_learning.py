@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from cluster.errors import BrokenPromise, RemoteFailure
 from cluster.run.checkpoints import CheckpointStore
 from cluster.run.learning import Learning, restore_ranks
+from cluster.start import System
+from cluster.turns import Turns
 from cluster.waiting import ActorLost
 from learner.types import UpdateReport, Vote
 from tests.pure.checkpoint_makers import manifest_of, writer
@@ -175,3 +177,28 @@ def test_ranks_that_do_not_hold_what_was_committed_are_a_broken_promise(tmp_path
     assert checkpoint is not None
     with pytest.raises(BrokenPromise, match="weights of the model directory have changed"):
         restore_ranks(world.system.learners, checkpoint)
+
+
+def test_an_engine_is_given_its_weights_by_ranks_that_were_put_back() -> None:
+    """Node lost in mid-generation: the engine's replacement needs the ranks, before anybody else has missed one."""
+    system: Any = System.__new__(System)
+    system._trains, system.moved_on, system.version, system.turns = True, False, 3, Turns(False, 1.0)
+    system.learners = FakeRanks([])
+    done: list[str] = []
+    losses = [LOST, ActorLost("learner-0", "died on its way back"), None]
+
+    def sync(engines: dict[str, Any], version: int) -> None:
+        done.append(f"sync {', '.join(engines)} to {version}")
+        if (lost := losses.pop(0)) is not None:
+            raise lost
+
+    system._sync = sync
+    system.recover = lambda lost: done.append(f"recover from {lost.name}")
+    assert system.refresh_engine("engine-1", object())
+    assert done == [
+        "sync engine-1 to 3", "recover from learner-1", "sync engine-1 to 3", "recover from learner-0",
+        "sync engine-1 to 3",
+    ]  # fmt: skip
+    losses[:] = [ActorLost("engine-1", "the process died")]
+    with pytest.raises(ActorLost, match="engine-1"):
+        system.refresh_engine("engine-1", object())

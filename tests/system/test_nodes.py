@@ -34,7 +34,7 @@ nodes = [cluster.add_node(num_cpus=1)]
 print("address", cluster.address, flush=True)
 for line in sys.stdin:
     if line.strip() == "lose":
-        cluster.remove_node(nodes.pop(), allow_graceful=False)
+        cluster.remove_node(nodes.pop(0), allow_graceful=False)
     else:
         nodes.append(cluster.add_node(num_cpus=1))
     print("done", flush=True)
@@ -161,6 +161,27 @@ def test_a_node_lost_and_a_node_added_in_mid_run_change_nothing(nodes: Nodes, on
     assert set(last["engine"].to_pylist()) == {0, 1}, "the engine on the new node is not used"
 
 
+def test_who_loses_a_node_in_mid_generation_goes_to_one_that_joined_before(
+    nodes: Nodes, on_one: Path, tmp_path: Path
+) -> None:
+    """Engine 0 sleeps for 20 s, so that the node is lost in the middle of a generation."""
+    run = tmp_path / "moved"
+    words = (*TWO_OF_EACH, "--run", str(run), "--cluster.address", nodes.address)
+    command = Command(*words, environment=nodes.environment, fault="gen.before:0:3:sleep:once")
+    await_(lambda: (run / "pids.txt").exists(), command)
+    nodes.tell("add")
+    await_(lambda: (run / "metrics.jsonl").exists() and len(rows_of(run)) >= 2, command)
+    nodes.tell("lose")
+    ended = command.end(300)
+    assert ended.code == 0, ended.text
+    assert weights(run) == weights(on_one)
+    assert differences(rows_of(on_one), rows_of(run)) == []
+    [joined], [lost] = events_of(run, "node_joined"), events_of(run, "node_lost")
+    assert joined["text"].endswith("all engines of the plan have a seat, so nothing is started on it")
+    assert lost["names"] == ["engine-1", "learner-1"]
+    assert events_of(run, "unseated") == []
+
+
 def test_a_run_whose_ranks_have_no_room_left_ends_within_seconds(tmp_path: Path) -> None:
     """All its processes are on the node that is lost, and the one with the driver has no core to offer."""
     run = tmp_path / "over"
@@ -178,6 +199,66 @@ def test_a_run_whose_ranks_have_no_room_left_ends_within_seconds(tmp_path: Path)
     assert "processes, 8 per core" in ended.text
     assert f"continue with: python launch.py resume {run}" in ended.text
     assert "Traceback" not in ended.text
+
+
+SEATS = """
+import sys
+from pathlib import Path
+import ray
+from ray.cluster_utils import Cluster
+from cluster.paths_on_nodes import Sight
+from cluster.placement import Demand, lay_out
+from cluster.seats import Seats
+from cluster.survey import ray_nodes
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+workers = [cluster.add_node(num_cpus=8, num_gpus=2) for _ in range(3)]
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+seats = Seats(lay_out("separate", Demand(4, 2, 1), ray_nodes()), 1)
+seats.reserve(Sight(Path(sys.argv[1]), sys.argv[2]))
+
+@ray.remote(max_restarts=0)
+class Sitting:
+    def where(self):
+        return ray.get_runtime_context().get_node_id(), len(ray.get_gpu_ids())
+
+def sit(name):
+    actor = Sitting.options(**({"num_gpus": 1} | seats.options(name))).remote()
+    return actor, *ray.get(actor.where.remote(), timeout=60)
+
+names = [f"engine-{i}" for i in range(4)] + ["learner-0", "learner-1"]
+first = {name: sit(name) for name in names}
+assert all(gpus == 1 for _, _, gpus in first.values())
+assert seats.follow() is None
+lost = first["learner-0"][1]
+assert first["learner-1"][1] == lost
+cluster.remove_node(next(node for node in workers if node.node_id == lost), allow_graceful=False)
+change = seats.follow()
+print(change.text())
+assert (change.given_up, change.unseated) == (("engine-3", "engine-2"), ())
+places = [first[name][1] for name in change.given_up]
+for name in change.given_up:
+    ray.kill(first[name][0])
+moved = {name: sit(name) for name in ("learner-0", "learner-1")}
+assert [(node, gpus) for _, node, gpus in moved.values()] == [(place, 1) for place in places]
+assert seats.find_room("engine-2") is None
+added = cluster.add_node(num_cpus=8, num_gpus=1)
+print(seats.newcomers()[0])
+assert seats.find_room("engine-2") is not None
+assert sit("engine-2")[1:] == (added.node_id, 1)
+assert seats.find_room("engine-3") is None
+"""
+
+
+def test_ranks_that_lose_their_gpus_take_those_of_engines(tmp_path: Path) -> None:
+    """Raylets that claim to have GPUs, and actors that do nothing: what Ray gives is what was decided."""
+    words = [sys.executable, "-c", SEATS, str(tmp_path), str(ROOT / "rollout" / "tasks" / "demo")]
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        words, cwd=ROOT, env=os.environ | token, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert "engine-3, engine-2 given up for ranks" in done.stdout
 
 
 HIDING = 'mount -t tmpfs none "$1" && exec "$2" start --address "$3" --num-cpus 1 --block'
