@@ -13,19 +13,20 @@ import os, signal, sys, threading, time
 import ray
 from cluster.run.signals import handled
 
-ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="error", _temp_dir=sys.argv[1])
+ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="error", _temp_dir=sys.argv[1])
 
 @ray.remote
 def nap():
     time.sleep(60)
 
+endless = nap.remote()
 for wait in (ray.get, lambda ref: ray.wait([ref], timeout=30)):
     for number in (signal.SIGINT, signal.SIGTERM):
         with handled(lambda _: os._exit(1), grace=60.0) as received:
             threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
             began = time.monotonic()
             try:
-                wait(nap.remote())
+                wait(endless)
             except KeyboardInterrupt:
                 print(signal.Signals(received[0]).name, "ended the wait" if time.monotonic() - began < 15 else "late")
 """
