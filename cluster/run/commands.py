@@ -162,13 +162,14 @@ def doctor(words: list[str]) -> int:
     from cluster.run.doctor import diagnose, skipped_rules
     from cluster.run.findings import findings_as_json, findings_as_text, worst_severity
     from cluster.run.logs import read_log
+    from cluster.run.metrics import METRICS
     from cluster.run.report.collect import limits_of
     from cluster.run.saved_config import saved_settings
 
     options = tyro.cli(DoctorOptions, prog="launch.py doctor", args=words)
     log = read_log(options.log)
-    settings = saved_settings(options.log) if (options.log / "config.toml").is_file() else {}
-    limits = limits_of(settings)
+    # The metrics of a run stand beside its configuration, whichever of the two paths is given.
+    limits = limits_of(saved_settings(options.log.parent if options.log.name == METRICS else options.log))
     findings, skipped = diagnose(log.rows, limits), skipped_rules(log.rows, limits)
     for note in log.notes:
         sys.stdout.write(inert(f"note: {note}\n"))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.run.commands import doctor
 from cluster.run.config import Config
 from cluster.run.doctor import (
     Limits,
@@ -26,7 +27,9 @@ from cluster.run.doctor import (
 )
 from cluster.run.logs import read_log
 from cluster.run.metric_table import metric_doc
+from cluster.run.metrics import METRICS
 from cluster.run.rules import all_rules
+from cluster.run.saved_config import CONFIG
 from tests.pure.synthetic_runs import FAILURES, blocks, book_like, failing, healthy
 
 BOOK_LOGS = Path(__file__).parents[1] / "data" / "book_logs"
@@ -233,6 +236,19 @@ def test_lag_is_judged_against_the_bound_of_the_run() -> None:
     rows = [{"round": n, "weights_version": max(0, n - 3)} for n in range(1, 20)]
     assert {finding.id for finding in diagnose(rows, Limits(max_lag=1))} == {"stale"}
     assert not diagnose(rows, Limits(max_lag=2))
+
+
+@pytest.mark.parametrize(("schedule", "allowed", "stale"), [("async", 3, False), ("async", 1, True), ("auto", 3, True)])
+@pytest.mark.parametrize("given", ["", METRICS])
+def test_the_command_judges_lag_by_the_bound_of_the_run_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, schedule: str, allowed: int, stale: bool
+) -> None:
+    (tmp_path / CONFIG).write_text(f'[cluster]\nschedule = "{schedule}"\nmax_lag = {allowed}\n')
+    rows = [{"round": n, "weights_version": max(0, n - 4)} for n in range(1, 20)]
+    (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = doctor([str(tmp_path / given), "--fail-on", "critical"])
+    assert (code != 0) == stale
+    assert ("up to 3 versions behind" in capsys.readouterr().out) == stale
 
 
 def test_a_failed_receipt_is_stale_weights() -> None:
