@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from cluster import weight_sync
 from cluster.errors import BrokenPromise
+from cluster.waiting import ActorLost
 from cluster.weight_sync import compare, make_probe
 from rollout.types import Probe, Receipt
 
@@ -49,3 +54,20 @@ def test_a_digest_sees_one_changed_value_and_ignores_the_sign_of_zero() -> None:
     changed[1, 1] = np.nextafter(np.float32(3), np.float32(4))
     assert Probe.digest(values) == Probe.digest(np.array([[1.0, -0.0], [2.0, 3.0]], dtype=np.float32))
     assert Probe.digest(values) != Probe.digest(changed)
+
+
+@pytest.mark.parametrize(("gone", "named"), [("learner-1", "learner-1"), (None, "engine-0")])
+def test_a_rank_that_died_is_named_and_not_the_engine_that_waited_for_its_weights(
+    gone: str | None, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> int:
+        raise ActorLost("engine-0", "raised there: an argument cannot be had")
+
+    monkeypatch.setattr(weight_sync, "fetch_all", lambda calls, seconds, what: dict(calls))
+    monkeypatch.setattr(weight_sync, "dead_among", lambda calls, seconds: gone)
+    actor: Any = SimpleNamespace(usage=SimpleNamespace(remote=int), begin_load=SimpleNamespace(remote=int))
+    transport: Any = SimpleNamespace(send=lost)
+    with pytest.raises(ActorLost) as raised:
+        weight_sync.sync_weights([actor, actor], {"engine-0": actor}, transport, {}, 1, "float32", 1.0)
+    assert raised.value.name == named
+    assert "an argument cannot be had" in str(raised.value)

@@ -26,17 +26,31 @@ TWO_OF_EACH = (
     "--rollouts", "32", "--group-size", "8", "--rounds", "8", "--eval.every", "0", "--quiet",
     "--rollout.engines", "2", "--learner.ranks", "2",
 )  # fmt: skip
-CLUSTER = """
-import sys
+RAYLETS = """
+import sys, tempfile
 from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": int(sys.argv[1]), "include_dashboard": False})
-nodes = [cluster.add_node(num_cpus=1)]
+
+# Each with a directory of its own, as machines have: raylets that share one pull shipped code away from each other.
+temps = [tempfile.TemporaryDirectory(prefix="rn-") for _ in range(6)]
+
+def directory():
+    temps.append(temps.pop(0))
+    return {"temp_dir": temps[-1].name}
+
+def head(cores):
+    return Cluster(
+        initialize_head=True, head_node_args={"num_cpus": cores, "include_dashboard": False, **directory()}
+    )
+"""
+CLUSTER = f"""{RAYLETS}
+cluster = head(int(sys.argv[1]))
+nodes = [cluster.add_node(num_cpus=1, **directory())]
 print("address", cluster.address, flush=True)
 for line in sys.stdin:
     if line.strip() == "lose":
         cluster.remove_node(nodes.pop(0), allow_graceful=False)
     else:
-        nodes.append(cluster.add_node(num_cpus=1))
+        nodes.append(cluster.add_node(num_cpus=1, **directory()))
     print("done", flush=True)
 cluster.shutdown()
 """
@@ -201,18 +215,16 @@ def test_a_run_whose_ranks_have_no_room_left_ends_within_seconds(tmp_path: Path)
     assert "Traceback" not in ended.text
 
 
-SEATS = """
-import sys
+SEATS = f"""{RAYLETS}
 from pathlib import Path
 import ray
-from ray.cluster_utils import Cluster
 from cluster.paths_on_nodes import Sight
 from cluster.placement import Demand, lay_out
 from cluster.seats import Seats
 from cluster.survey import ray_nodes
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-workers = [cluster.add_node(num_cpus=8, num_gpus=2) for _ in range(3)]
+cluster = head(1)
+workers = [cluster.add_node(num_cpus=8, num_gpus=2, **directory()) for _ in range(3)]
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 seats = Seats(lay_out("separate", Demand(4, 2, 1), ray_nodes()), 1)
 seats.reserve(Sight(Path(sys.argv[1]), sys.argv[2]))
@@ -223,11 +235,11 @@ class Sitting:
         return ray.get_runtime_context().get_node_id(), len(ray.get_gpu_ids())
 
 def sit(name):
-    actor = Sitting.options(**({"num_gpus": 1} | seats.options(name))).remote()
+    actor = Sitting.options(**dict(seats.options(name), num_gpus=1)).remote()
     return actor, *ray.get(actor.where.remote(), timeout=60)
 
-names = [f"engine-{i}" for i in range(4)] + ["learner-0", "learner-1"]
-first = {name: sit(name) for name in names}
+names = ["engine-0", "engine-1", "engine-2", "engine-3", "learner-0", "learner-1"]
+first = dict((name, sit(name)) for name in names)
 assert all(gpus == 1 for _, _, gpus in first.values())
 assert seats.follow() is None
 lost = first["learner-0"][1]
@@ -239,14 +251,16 @@ assert (change.given_up, change.unseated) == (("engine-3", "engine-2"), ())
 places = [first[name][1] for name in change.given_up]
 for name in change.given_up:
     ray.kill(first[name][0])
-moved = {name: sit(name) for name in ("learner-0", "learner-1")}
-assert [(node, gpus) for _, node, gpus in moved.values()] == [(place, 1) for place in places]
+moved = [sit(name) for name in ("learner-0", "learner-1")]
+assert [(node, gpus) for _, node, gpus in moved] == [(place, 1) for place in places]
 assert seats.find_room("engine-2") is None
-added = cluster.add_node(num_cpus=8, num_gpus=1)
+added = cluster.add_node(num_cpus=8, num_gpus=1, **directory())
 print(seats.newcomers()[0])
 assert seats.find_room("engine-2") is not None
 assert sit("engine-2")[1:] == (added.node_id, 1)
 assert seats.find_room("engine-3") is None
+ray.shutdown()
+cluster.shutdown()
 """
 
 
