@@ -57,7 +57,8 @@ class Loss:
             left = max(0.0, round(node.busy_cpus - cpus, 4)), max(0, node.busy_gpus - gpus)
             nodes.append(Node(node.name, node.cpus, node.gpus, node.memory, node.host, *left))
         table = table_of(self.placement, find(self.placement), Demand(1, ranks, self.tensor_parallel), nodes)
-        who = ", ".join([*self.ranks, *self.engines])
+        first, *others = [*self.ranks, *self.engines]
+        who = ", ".join([first, *others]) if len(others) < 4 else f"{first} and {len(others)} others"
         return NoRoom(
             "\n".join(
                 [

@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
+from cluster.faults import VARIABLE
 from tests.faults.runs import Command, differences, events_of, rows_of
 
 pytestmark = pytest.mark.slow
@@ -75,11 +76,12 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def two_raylets(head_cores: int = 1) -> Iterator[Nodes]:
+def two_raylets(head_cores: int = 1, fault: str = "") -> Iterator[Nodes]:
+    """`fault` is for the processes on the nodes, which have the environment of their node."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     with subprocess.Popen(
-        [sys.executable, "-c", CLUSTER, str(head_cores)], env=os.environ | token, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        [sys.executable, "-c", CLUSTER, str(head_cores)], env=os.environ | token | {VARIABLE: fault},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     ) as cluster:  # fmt: skip
         assert cluster.stdin is not None
         assert cluster.stdout is not None
@@ -175,18 +177,17 @@ def test_a_node_lost_and_a_node_added_in_mid_run_change_nothing(nodes: Nodes, on
     assert set(last["engine"].to_pylist()) == {0, 1}, "the engine on the new node is not used"
 
 
-def test_who_loses_a_node_in_mid_generation_goes_to_one_that_joined_before(
-    nodes: Nodes, on_one: Path, tmp_path: Path
-) -> None:
-    """Engine 0 sleeps for 20 s, so that the node is lost in the middle of a generation."""
+def test_who_loses_a_node_in_mid_generation_goes_to_one_that_joined_before(on_one: Path, tmp_path: Path) -> None:
+    """Engine 0 sleeps for 20 s in round 3, so that the node is lost in the middle of a generation."""
     run = tmp_path / "moved"
-    words = (*TWO_OF_EACH, "--run", str(run), "--cluster.address", nodes.address)
-    command = Command(*words, environment=nodes.environment, fault="gen.before:0:3:sleep:once")
-    await_(lambda: (run / "pids.txt").exists(), command)
-    nodes.tell("add")
-    await_(lambda: (run / "metrics.jsonl").exists() and len(rows_of(run)) >= 2, command)
-    nodes.tell("lose")
-    ended = command.end(300)
+    with two_raylets(fault="gen.before:0:3:sleep:once") as nodes:
+        words = (*TWO_OF_EACH, "--run", str(run), "--cluster.address", nodes.address)
+        command = Command(*words, environment=nodes.environment)
+        await_(lambda: (run / "pids.txt").exists(), command)
+        nodes.tell("add")
+        await_(lambda: (run / "metrics.jsonl").exists() and len(rows_of(run)) >= 2, command)
+        nodes.tell("lose")
+        ended = command.end(300)
     assert ended.code == 0, ended.text
     assert weights(run) == weights(on_one)
     assert differences(rows_of(on_one), rows_of(run)) == []
