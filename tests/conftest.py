@@ -26,6 +26,18 @@ def has_gpu() -> bool:
     return listing.stdout.startswith("GPU ")
 
 
+@pytest.fixture(scope="session")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run of the default path that nothing disturbs, for all that look at one: to be read, not changed."""
+    from tests.faults.runs import DEMO_RUN, launch
+
+    run = tmp_path_factory.mktemp("runs") / "demo"
+    ended = launch(*DEMO_RUN, "--trace-round", "2", "--run", str(run))
+    assert ended.code == 0, ended.text
+    assert "held-out accuracy" in ended.text
+    return run
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give every test below a marked folder the marker of its name."""
     for item in items:

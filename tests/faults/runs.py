@@ -21,6 +21,13 @@ LEFT_OUT = ("time/", "memory/", "fleet/", "sync/seconds", "grader/timeouts")
 """Keys that may differ between two equal runs (CONTRACT)."""
 
 
+DEMO_RUN = (
+    "--rollouts", "128", "--rounds", "3", "--minibatches", "4", "--rollout.engines", "2", "--learner.ranks", "2",
+    "--eval.size", "64",
+)  # fmt: skip
+"""The settings of the fixture `demo_run`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a command ended."""

@@ -12,20 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.leftovers import Leftovers
-from tests.faults.runs import Command, differences, events_of, launch, pid_of, rows_of, state_of
+from tests.faults.runs import DEMO_RUN, Command, differences, events_of, launch, pid_of, rows_of, state_of
 
-SMALL = (
-    "--rollouts", "64", "--rounds", "3", "--rollout.engines", "2", "--learner.ranks", "2", "--eval.size", "16",
-    "--quiet",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    ended = launch(*SMALL, "--run", str(run))
-    assert ended.code == 0, ended.text
-    return run
+SMALL = (*DEMO_RUN, "--quiet")
 
 
 @pytest.fixture
@@ -46,7 +35,7 @@ def await_round(run: Path, number: int, command: Command, seconds: float = 300.0
 
 
 def test_with_an_engine_and_a_rank_killed_the_run_ends_as_if_nothing_had_happened(
-    undisturbed: Path, tmp_path: Path, leftovers: Leftovers
+    demo_run: Path, tmp_path: Path, leftovers: Leftovers
 ) -> None:
     """Rows 1 and 4: the rank dies in the backward pass of round 2, the engine whenever round 1 has been recorded."""
     run = tmp_path / "run"
@@ -61,8 +50,8 @@ def test_with_an_engine_and_a_rank_killed_the_run_ends_as_if_nothing_had_happene
     os.kill(pid_of(run, "engine-0"), signal.SIGKILL)
     ended = command.end()
     assert ended.code == 0, ended.text
-    assert state_of(run) == state_of(undisturbed)
-    assert differences(rows_of(undisturbed), rows_of(run)) == []
+    assert state_of(run) == state_of(demo_run)
+    assert differences(rows_of(demo_run), rows_of(run)) == []
     lost = [name for event in events_of(run, "lost") for name in event["names"]]
     assert sorted(lost) == ["engine-0", "learner-0", "learner-1"]
     assert len(events_of(run, "ranks_back")) == 1
@@ -117,7 +106,7 @@ def test_a_second_sigint_ends_a_run_at_once(tmp_path: Path, leftovers: Leftovers
     ],
 )
 def test_whatever_part_fails_the_run_ends_as_if_nothing_had_happened(
-    fault: str, kind: str, said: str, undisturbed: Path, tmp_path: Path, leftovers: Leftovers
+    fault: str, kind: str, said: str, demo_run: Path, tmp_path: Path, leftovers: Leftovers
 ) -> None:
     """Rows 1, 4, 5, 9, 10, 15, 26."""
     run = tmp_path / "run"
@@ -125,8 +114,8 @@ def test_whatever_part_fails_the_run_ends_as_if_nothing_had_happened(
     ended = launch(*words, fault=fault, environment=leftovers.environment)
     assert ended.code == 0, ended.text
     assert any(said in event["text"] for event in events_of(run, kind)), events_of(run, kind)
-    assert state_of(run) == state_of(undisturbed)
-    assert differences(rows_of(undisturbed), rows_of(run)) == []
+    assert state_of(run) == state_of(demo_run)
+    assert differences(rows_of(demo_run), rows_of(run)) == []
 
 
 @pytest.mark.slow
