@@ -360,29 +360,6 @@ class System:
         return actor
 
 
-def start_ray(config: Config, plan: Plan, folder: RunFolder, temp: Path) -> None:
-    """Start a private Ray in `temp` (cluster/private.py), or join `--cluster.address`."""
-    options: dict[str, Any] = {"address": config.cluster.address}
-    if not config.cluster.address:
-        options = {
-            "address": "local",
-            "num_cpus": plan.engines + plan.ranks,
-            "include_dashboard": False,
-            "_temp_dir": str(temp),
-        }
-    ours = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    ray.init(
-        log_to_driver=False,
-        logging_level="ERROR",
-        configure_logging=False,
-        runtime_env={"working_dir": str(folder.code)},
-        **options,
-    )
-    # Ray has put a handler for SIGTERM in place that aborts the process (exit -6): what was there comes back.
-    for each, handler in ours.items():
-        signal.signal(each, handler)
-
-
 def pids_text(pids: Mapping[str, int], elsewhere: Mapping[str, Mapping[str, Any]]) -> str:
     """One line per process: its pid here, or `pid@host` on another machine (`elsewhere`: what it said of itself)."""
     lines = {name: f"{name} {pid}" for name, pid in pids.items()}

@@ -148,8 +148,9 @@ def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict
         from cluster.run.inputs import load_held_out
 
         inputs = load_held_out(config, plan, place / "prepared", aside)
+        from cluster.ray_start import start_ray
         from cluster.scorer_pool import ScorerPool
-        from cluster.start import System, start_ray
+        from cluster.start import System
         from rollout.engine import Sampling
         from rollout.evaluate import evaluate_groups
         from rollout.rewards.answers import final_answer

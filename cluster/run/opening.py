@@ -124,7 +124,8 @@ def _start(opening: _Opening, pids: dict[str, int], temps: list[Path], stack: co
     # The tokenizer's imports take seconds and need no process of Ray's: both go on at once.
     pool = stack.enter_context(ThreadPoolExecutor(1))
     loading = pool.submit(_load_inputs, config, plan, folder)
-    from cluster.start import System, start_ray
+    from cluster.ray_start import start_ray
+    from cluster.start import System
 
     system = System(config, plan, folder, code, temp, pids)
     system.tell = lambda text, kind, names: console.always(text)
