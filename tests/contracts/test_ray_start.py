@@ -19,7 +19,7 @@ from cluster.run.folder import RunFolder
 
 def test_ray_that_times_out_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
-        raise Exception("The current node timed out during startup.")  # noqa: TRY002 -- as Ray does
+        raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr(ray, "init", init)
     config = Config(rollouts=8)
