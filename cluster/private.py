@@ -55,4 +55,18 @@ def remove_abandoned(where: Path) -> None:
                 continue
             pid, started = (folder / OWNER).read_text().split()
             if start_time(int(pid)) != started:  # numbers of processes are used again
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove a private directory, its owner's name last.
+
+    Ray's last processes may still write into it: what is left then keeps its owner, and goes another time.
+    """
+    for path in folder.iterdir():
+        if path.name != OWNER and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != OWNER:
+            path.unlink(missing_ok=True)
+    if {path.name for path in folder.iterdir()} <= {OWNER}:
+        shutil.rmtree(folder)

@@ -30,6 +30,7 @@ from cluster.paths_on_nodes import Sight
 from cluster.placement import Bundle, Layout
 from cluster.plan import Plan
 from cluster.ports import on_a_free_port
+from cluster.private import remove_abandoned
 from cluster.reseating import number
 from cluster.rollout_pool import RolloutPool
 from cluster.run.config import Config
@@ -176,6 +177,7 @@ class System:
         ray.shutdown()
         _end(list(self.pids.values()), 5.0)
         shutil.rmtree(self.temp, ignore_errors=True)
+        remove_abandoned(self.temp.parent)  # that of a killed run whose last processes wrote while this one started
 
     def begin_engine(self, name: str) -> tuple[Any, Any]:
         """Start an engine on the weights of the model directory: (actor, reference that answers when it is up).

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from cluster.private import OWNER, PREFIX, remove_abandoned
+import pytest
+
+from cluster.private import OWNER, PREFIX, remove, remove_abandoned
 from cluster.run.folder import start_time
 
 
@@ -38,3 +41,14 @@ def test_directories_of_killed_runs_go_and_all_others_stay(tmp_path: Path) -> No
     assert new.exists()
     assert strange.exists()
     assert (elsewhere / OWNER).exists()
+
+
+def test_what_could_not_be_removed_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's last processes may still be writing when the next run cleans up: the one after that finds it."""
+    dead = folder(tmp_path, "dead", "1 1")
+    with monkeypatch.context() as writing:
+        writing.setattr(shutil, "rmtree", lambda *_, **__: None)
+        remove(dead)
+    assert (dead / OWNER).exists()
+    remove_abandoned(tmp_path)
+    assert not dead.exists()
