@@ -1,4 +1,4 @@
-"""Steps that are too large, with and without the clip that bounds what one round may change."""
+"""Updates that are too large, with and without the clip that bounds what one round may change."""
 
 from __future__ import annotations
 
@@ -55,39 +55,39 @@ LESSON = Lesson(
     name="clip",
     title="updates that are too large, without and with a clip",
     settings={
-        "rollouts": 1024,
-        "minibatches": 32,
-        "rounds": 12,
-        "learner.lr": 5e-4,
-        "eval.every": 2,
+        "rollouts": 4096,
+        "minibatches": 128,
+        "rounds": 5,
+        "learner.lr": 3.5e-4,
+        "eval.every": 1,
         "eval.size": 512,
     },
     failing=Twin(
-        title="the ratio is not clipped (bounds at a million), with a learning rate that is too high",
+        title="the ratio is not clipped (bounds at a million), over 128 steps on the responses of one policy",
         settings={
             "learner.clip_low": UNBOUNDED,
             "learner.clip_high": UNBOUNDED,
             "learner.dual_clip": 2 * UNBOUNDED,
         },
         judge=falls_apart,
-        why="The 32 steps of a round all learn from responses of one old policy. The loss is ratio x advantage: once a "
-        "step has made a token likelier, the next step pushes it with a larger weight, and nothing ends that. So a "
+        why="The 128 steps of a round all learn from responses of one old policy. The loss is ratio x advantage: once "
+        "a step has made a token likelier, the next step pushes it with a larger weight, and nothing ends that. So a "
         "round may carry the policy anywhere, far from where its responses say anything, and the next round samples "
         "from what is left.",
         findings=("ratio-explosion", "lr-too-high", "reward-collapse"),
     ),
     healthy=Twin(
-        title="the same learning rate, with the ratio clipped to 0.8 .. 1.28 and a dual clip of 3",
+        title="as many steps at the same learning rate, with the ratio clipped to 0.8 .. 1.28 and a dual clip of 3",
         settings={"learner.clip_low": 0.2, "learner.clip_high": 0.28, "learner.dual_clip": 3.0},
         judge=holds,
         why="A token that has moved out of 0.8 .. 1.28 in the direction of its advantage has no gradient for the rest "
-        "of the round: further steps cannot push it further. The learning rate is as high as before, but a round "
-        "cannot leave the neighbourhood in which its responses mean something. What moves against its advantage is "
-        "not held by the clip: a token of a bad response that other tokens have made likelier weighs as much as its "
-        "ratio. The dual clip bounds that at 3.",
+        "of the round: further steps cannot push it further. There are as many steps as before at the same rate, "
+        "but they add up to less: a round hardly leaves the neighbourhood in which its responses mean something. What "
+        "moves against its advantage is not held by the clip: a token of a bad response that other tokens have made "
+        "likelier weighs as much as its ratio. The dual clip bounds that at 3.",
     ),
     look_at=(
-        "eval/correctness: the first evaluations already differ",
+        "eval/correctness: the two runs part after a round or two",
         "policy/ratio_max: how far single tokens go within one round",
         "policy/clip_fraction_high and policy/clip_fraction_low: what share of tokens the clip holds back",
     ),
