@@ -150,14 +150,15 @@ def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict
         inputs = load_held_out(config, plan, place / "prepared", aside)
         from cluster.ray_start import start_ray
         from cluster.scorer_pool import ScorerPool
-        from cluster.start import System
+        from cluster.start import Processes
+        from cluster.system import System
         from rollout.engine import Sampling
         from rollout.evaluate import evaluate_groups
         from rollout.rewards.answers import final_answer
         from rollout.seeds import group_seed
         from rollout.types import GroupRequest
 
-        system = System(config, plan, folder, code, temp, pids)
+        system = System(Processes(config, plan, folder, code, temp, pids))
         system.tell = tell
         stack.callback(system.close)
         start_ray(config, plan, folder, temp)

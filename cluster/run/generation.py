@@ -17,7 +17,7 @@ from cluster.run.credit import without_signal
 from cluster.run.journal import Journal
 from cluster.run.round import Round
 from cluster.scorer_pool import ScorerPool
-from cluster.start import System
+from cluster.system import System
 from rollout.engine import Sampling
 from rollout.seeds import group_seed
 from rollout.stream import PromptStream

@@ -16,7 +16,7 @@ from cluster.errors import BrokenPromise, RemoteFailure
 from cluster.learner_group import LearnerGroup
 from cluster.run.checkpoints import Checkpoint, CheckpointStore
 from cluster.run.commits import patience
-from cluster.start import System
+from cluster.system import System
 from cluster.waiting import ActorLost
 from learner.types import Batch, UpdateReport, Vote
 

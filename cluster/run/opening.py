@@ -125,9 +125,10 @@ def _start(opening: _Opening, pids: dict[str, int], temps: list[Path], stack: co
     pool = stack.enter_context(ThreadPoolExecutor(1))
     loading = pool.submit(_load_inputs, config, plan, folder)
     from cluster.ray_start import start_ray
-    from cluster.start import System
+    from cluster.start import Processes
+    from cluster.system import System
 
-    system = System(config, plan, folder, code, temp, pids)
+    system = System(Processes(config, plan, folder, code, temp, pids))
     system.tell = lambda text, kind, names: console.always(text)
     stack.callback(system.close)
     start_ray(config, plan, folder, temp)
@@ -194,7 +195,7 @@ def _start(opening: _Opening, pids: dict[str, int], temps: list[Path], stack: co
     )
     recording.machine = known_machine(
         inputs.model,
-        {name: str(about["gpu"]) for name, about in system.abouts.items()},
+        {name: str(about["gpu"]) for name, about in system.processes.abouts.items()},
         engine_dtype=plan.engine_dtype,
         learner_dtype=plan.learner_dtype,
         tensor_parallel=config.rollout.tensor_parallel,

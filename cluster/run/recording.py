@@ -23,7 +23,7 @@ from cluster.run.rows import dropped_metrics, rollout_metrics, update_metrics, v
 from cluster.run.rules import all_rules
 from cluster.run.speed import Machine, tokens_per_second, utilisation
 from cluster.run.trackers import Trackers
-from cluster.start import System
+from cluster.system import System
 from cluster.timeline import Timeline
 from learner.types import joined
 

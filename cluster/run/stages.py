@@ -22,7 +22,7 @@ from cluster.run.round import Round
 from cluster.run.speed import Work, idle_shares
 from cluster.run.tracing import Tracer
 from cluster.schedule import Schedule, Task
-from cluster.start import System
+from cluster.system import System
 from learner.types import Batch
 from rollout.evaluate import evaluate_groups
 from rollout.rewards.answers import final_answer

@@ -14,7 +14,7 @@ from cluster.timeline import Timeline
 from cluster.waiting import fetch_those
 
 if TYPE_CHECKING:
-    from cluster.start import System
+    from cluster.system import System
 
 CLOCK_READINGS = 5
 CLOCK_SECONDS = 5.0

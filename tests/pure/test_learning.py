@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cluster.errors import BrokenPromise, RemoteFailure
 from cluster.run.checkpoints import CheckpointStore
 from cluster.run.learning import Learning, restore_ranks
-from cluster.start import System
+from cluster.system import System
 from cluster.turns import Turns
 from cluster.waiting import ActorLost
 from learner.types import UpdateReport, Vote
