@@ -1,11 +1,13 @@
 """Kills runs at random moments, resumes them until they end, and compares the end with the undisturbed run.
 
-python tests/faults/kill_sweep.py [--kills 20] [--who driver,engine-0,learner-1] [--out DIR] [--seed 0] [-- FLAGS]
+python tests/faults/kill_sweep.py [--kills 20] [--who driver,engine-0+learner-1] [--out DIR] [--seed 0] [-- FLAGS]
 
-Each line of the table is one run in which one process was killed once; a run that was ended by it is resumed. Every
-fifth kill comes while the run starts; the others at a moment drawn evenly over what comes after its start was committed
-(`+` in the table). Exit code 1 when any of them ends in another state, or leaves a process, shared memory or a
-temporary directory behind for 90 s. With `--zero 0,1,2,3 --ranks 1,2` the sweep is repeated for every combination.
+Each line of the table is one run in which one process was killed once (`a+b`: each of them once); a run that was ended
+by it is resumed. Every fifth kill comes while the run starts (`3.1 s`); the others some time after a round of the run
+has been recorded (`1 +0.42 s`: after round 1), both drawn evenly. Only kills that hit are counted: one that came when
+there was nothing left to lose is marked `late`, and another one is drawn. Exit code 1 when a run ends in another state,
+or leaves a process, shared memory or a temporary directory behind for 90 s. With `--zero 0,1,2,3 --ranks 1,2` the sweep
+is repeated for every combination.
 
 It takes well over an hour. What always runs of it are two tests, with kills at chosen moments: test_resume.py kills the
 driver three times in one run, test_supervision.py an engine and a rank in one run.
@@ -19,35 +21,83 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.faults.leftovers import Leftovers
-from tests.faults.runs import Command, Ended, differences, launch, rows_of, salvaged_groups, state_of
+from tests.faults.runs import (
+    Command,
+    Ended,
+    differences,
+    events_of,
+    launch,
+    pid_of,
+    rows_of,
+    salvaged_groups,
+    state_of,
+)
 
 RESUMABLE = (-signal.SIGKILL, 3)
 
 
-def await_start(run: Path, command: Command) -> float:
-    """Seconds until the start of a run was committed (or the command had ended)."""
-    began = time.monotonic()
-    while not (run / "checkpoints" / "LATEST").exists() and command.process.poll() is None:
+@dataclass(frozen=True)
+class Moment:
+    """When a process is killed."""
+
+    after: int | None
+    """Once this round has been recorded (0: the evaluation before any); None: once the command has begun."""
+    seconds: float
+    """So much later."""
+
+    def __str__(self) -> str:
+        """As in the table."""
+        return f"{self.seconds:.1f} s" if self.after is None else f"{self.after} +{self.seconds:.2f} s"
+
+
+def draw_moment(draw: random.Random, early: bool, paces: Sequence[float]) -> Moment:
+    """While the run starts, or within one of its rounds; `paces` are the seconds from the command to each record."""
+    if early:
+        return Moment(None, draw.uniform(0.0, paces[0]))
+    after = draw.randrange(len(paces) - 1)
+    return Moment(after, draw.uniform(0.0, paces[after + 1] - paces[after]))
+
+
+def watch(run: Path, command: Command) -> list[float]:
+    """Seconds from now until each row of the metrics was there, of a run that nobody disturbs."""
+    began, paces = time.monotonic(), list[float]()
+    while command.process.poll() is None:
+        if (run / "metrics.jsonl").exists() and len(rows_of(run)) > len(paces):
+            paces.append(time.monotonic() - began)
         time.sleep(0.02)
-    return time.monotonic() - began
+    return paces
 
 
-def kill(run: Path, who: str, command: Command, seconds: float) -> None:
+def kill(run: Path, who: str, command: Command, moment: Moment) -> None:
     """SIGKILL to the driver, or to an actor whose pid the run has written down (nothing when it has none yet)."""
+    while moment.after is not None and command.process.poll() is None:
+        if (run / "metrics.jsonl").exists() and len(rows_of(run)) > moment.after:
+            break
+        time.sleep(0.01)
+    time.sleep(moment.seconds)
     if who == "driver":
-        command.kill_after(seconds)
+        command.process.kill()
         return
-    time.sleep(seconds)
-    with suppress(FileNotFoundError, StopIteration, ProcessLookupError):
-        pids = dict(line.split() for line in (run / "pids.txt").read_text().splitlines())
-        os.kill(int(next(pid for name, pid in pids.items() if name == who)), signal.SIGKILL)
+    with suppress(FileNotFoundError, KeyError, ProcessLookupError):
+        os.kill(pid_of(run, who), signal.SIGKILL)
+
+
+def hit(run: Path, who: str, code: int) -> bool:
+    """Whether the kill cost the run something."""
+    if who == "driver":
+        return code == -signal.SIGKILL
+    return any(who in event["names"] for event in events_of(run, "lost"))
 
 
 def resume_to_the_end(run: Path, ended: Ended, environment: dict[str, str], tries: int = 5) -> tuple[Ended, int]:
@@ -63,46 +113,51 @@ def sweep(flags: list[str], kills: int, who: str, out: Path, draw: random.Random
     """One table; how many runs ended in another state."""
     whole = out / "undisturbed"
     command = Command(*flags, "--run", str(whole), "--quiet")
-    start = await_start(whole, command)
+    paces = watch(whole, command)
     first = command.end()
     if first.code:
         raise SystemExit(f"the undisturbed run failed:\n{first.text}")
     expected, rows = state_of(whole), rows_of(whole)
     print_(f"{' '.join(flags)}, killing {who}")
     print_(f"undisturbed: {first.seconds:.0f} s, round {expected[0]}, weights {expected[1][:16]}")
-    print_(f"{'run':>4} {'killed at':>9} {'committed':>9} {'resumes':>7} {'salvaged':>8}  {'weights':<16}  result")
-    wrong = 0
-    for number in range(1, kills + 1):
-        run = out / f"killed-{number}"
-        early = number % 5 == 0
-        moment = draw.uniform(0.0, start if early else first.seconds - start)
-        when = f"{'' if early else '+'}{moment:.1f} s"
-        leftovers = Leftovers()
-        command = Command(*flags, "--run", str(run), "--quiet", environment=leftovers.environment)
-        if not early:
-            await_start(run, command)
-        kill(run, who, command, moment)
-        ended = command.end()
-        began = (run / "config.toml").exists()
-        at = state_of(run)[0] if (run / "checkpoints" / "LATEST").exists() else None
-        if began:
-            ended, resumes = resume_to_the_end(run, ended, leftovers.environment)
-        else:  # killed before there was a directory: the user types the command again
-            ended, resumes = launch(*flags, "--run", str(run), "--quiet", environment=leftovers.environment), 0
-        if ended.code:
-            wrong += 1
-            print_(f"{number:>4} {when:>9} {at!s:>9} {resumes:>7}: ended with {ended.code}\n{ended.text}")
-            continue
-        state, other = state_of(run), differences(rows, rows_of(run))
-        other += leftovers.found()
-        same = state == expected and not other
-        wrong += not same
-        print_(
-            f"{number:>4} {when:>9} {at!s:>9} {resumes:>7} {sum(salvaged_groups(run)):>8}  {state[1][:16]}  "
-            + ("same" if same else f"OTHER: {'; '.join(other[:3])}")
-        )
-    print_(f"{kills - wrong} of {kills} runs ended in the same state\n")
+    print_(f"{'run':>4} {'killed at':>24} {'resumes':>7} {'salvaged':>8}  {'weights':<16}  result")
+    wrong, hits, number = 0, 0, 0
+    while hits < kills and number < 2 * kills:
+        number += 1
+        moments = {name: draw_moment(draw, number % 5 == 0, paces) for name in who.split("+")}
+        told, result = one_run(flags, moments, out / f"killed-{number}", expected, rows)
+        hits += result != "late"
+        wrong += result not in ("same", "late")
+        print_(f"{number:>4} {', '.join(map(str, moments.values())):>24} {told}  {result}")
+    print_(f"{hits - wrong} of {hits} runs in which a kill hit ended in the same state\n")
     return wrong
+
+
+def one_run(
+    flags: list[str], moments: dict[str, Moment], run: Path, expected: tuple[int, str], rows: list[dict[str, Any]]
+) -> tuple[str, str]:
+    """One run, its kills and its resumes: columns of the table, and `same`, `late` or what is other."""
+    leftovers = Leftovers()
+    command = Command(*flags, "--run", str(run), "--quiet", environment=leftovers.environment)
+    killers = [threading.Thread(target=kill, args=(run, name, command, at)) for name, at in moments.items()]
+    for each in killers:
+        each.start()
+    for each in killers:
+        each.join()
+    ended = command.end()
+    late = not all(hit(run, name, ended.code) for name in moments)
+    if (run / "config.toml").exists():
+        ended, resumes = resume_to_the_end(run, ended, leftovers.environment)
+    else:  # killed before there was a directory: the user types the command again
+        ended, resumes = launch(*flags, "--run", str(run), "--quiet", environment=leftovers.environment), 0
+    if ended.code:
+        return f"{resumes:>7} {'':>8}  {'':<16}", f"ended with {ended.code}\n{ended.text}"
+    state, other = state_of(run), differences(rows, rows_of(run))
+    other += leftovers.found()
+    told = f"{resumes:>7} {sum(salvaged_groups(run)):>8}  {state[1][:16]}"
+    if state != expected or other:
+        return told, f"OTHER: {'; '.join(other[:3])}"
+    return told, "late" if late else "same"
 
 
 def print_(text: str) -> None:
