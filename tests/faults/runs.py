@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -56,13 +55,6 @@ class Command:
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-    def kill_after(self, seconds: float) -> None:
-        """SIGKILL after some seconds, unless it has ended by then."""
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGKILL)
 
     def end(self, seconds: float = 600.0) -> Ended:
         """Wait for the end."""
