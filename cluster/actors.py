@@ -299,10 +299,10 @@ class LearnerActor(Shell):
 def _look_around(mark: str, model: str) -> tuple[bool, bool]:
     """On another node, before anything is loaded: (the run directory is the same and open to us, the model is there).
 
-    `mark` is a file that the driver has just made in the run directory.
+    `mark` is a file that the driver has just made in the run directory. A hub id is there: each node fetches it itself.
     """
     same = Path(mark).is_file() and os.access(Path(mark).parent, os.W_OK | os.X_OK)
-    return same, (Path(model) / "config.json").is_file()
+    return same, not Path(model).is_absolute() or (Path(model) / "config.json").is_file()
 
 
 look_around = ray.remote(num_cpus=0, max_retries=0)(_look_around)

@@ -10,6 +10,9 @@ from typing import Any
 from cluster.errors import PlanError
 from rollout.tasks import DEMO_MODEL
 
+FILES = (".safetensors", ".gguf", ".bin", ".pt", ".json", ".toml")
+"""What is a file and no hub id; other suffixes are none: the point of Qwen/Qwen2.5-0.5B is part of the name."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -32,7 +35,7 @@ def read_model_facts(model: str) -> ModelFacts:
     path = Path(model)
     if path.is_dir():
         return _facts(path.resolve())
-    if model.startswith((".", "/", "~")) or path.suffix or model.count("/") != 1:
+    if model.startswith((".", "/", "~")) or path.suffix in FILES or model.count("/") != 1:
         raise PlanError(
             f"--model {model}: there is no such directory.\n"
             f"  Give a directory with config.json and safetensors, a hub id (owner/name), or leave it out for the demo."

@@ -23,7 +23,7 @@ class Sight:
     """What every node sees; each is asked once, when it is to be used for the first time."""
 
     def __init__(self, folder: Path, model: str) -> None:
-        """`folder` is the run directory, `model` a directory too."""
+        """`folder` is the run directory, `model` a directory too, or a hub id."""
         self._folder, self._model = folder, model
         self._answers: dict[str, tuple[bool, bool]] = {}
 

@@ -22,8 +22,8 @@ def on_this_machine(model: str) -> str:
 
     try:
         return str(snapshot_download(model, allow_patterns=list(_WANTED), ignore_patterns=list(_NOT_WANTED)))
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
+    except Exception as error:  # a network has many, of proxies and certificates too, and no class for all of them
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"--model {model}: it is no directory here, and cannot be fetched from the hub. {first}\n"
             f"  A model behind a licence needs a token in $HF_TOKEN; without a network, give a directory."

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.actors import _look_around
+from cluster.errors import PlanError
+from cluster.model_facts import read_model_facts
 from cluster.run.cli import parse
 from cluster.run.inputs import model_directory
 from rollout.hub import on_this_machine
@@ -39,6 +42,36 @@ def test_a_directory_stays_what_it_is(snapshot: Path) -> None:
 def test_a_model_that_cannot_be_had_is_refused_with_what_to_do() -> None:
     with pytest.raises(UserError, match=r"--model somebody/else: .* cannot be fetched(.|\n)*HF_TOKEN"):
         on_this_machine("somebody/else")
+
+
+def test_a_network_that_fails_in_a_way_of_its_own_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ProxyError(Exception):
+        """Not an OSError, and without a text."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise ProxyError
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
+    with pytest.raises(UserError, match=r"cannot be fetched from the hub\. ProxyError"):
+        on_this_machine("somebody/demo")
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B-Instruct", "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-8B"])
+def test_a_point_in_a_hub_id_is_no_suffix_of_a_file(model: str) -> None:
+    assert read_model_facts(model).path == model
+
+
+@pytest.mark.parametrize("path", ["models/model.safetensors", "./Qwen/Qwen3-8B", "a/b/c"])
+def test_a_path_is_no_hub_id(path: str) -> None:
+    with pytest.raises(PlanError, match="there is no such directory"):
+        read_model_facts(path)
+
+
+def test_a_node_looks_for_a_directory_and_fetches_a_hub_id_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "mark").touch()
+    assert _look_around(str(tmp_path / "mark"), "somebody/demo") == (True, True)
+    assert _look_around(str(tmp_path / "mark"), str(DEMO_MODEL)) == (True, True)
+    assert _look_around(str(tmp_path / "none"), str(tmp_path / "nothing")) == (False, False)
 
 
 def test_nodes_of_a_cluster_that_was_joined_fetch_for_themselves(snapshot: Path) -> None:
