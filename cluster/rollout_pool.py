@@ -77,7 +77,9 @@ class RolloutPool:
         shares = Shares(requests)
         tokens: Counter[str] = Counter()
         self._faults.clear()
-        self._care.take(self._names)  # what was wanted during an earlier generation
+        for action in self._care.take(self._names):
+            if isinstance(action, Restart):  # due since the last generation; all else was wanted for that one
+                self._carry_out(action, shares, refresh=True)
         idle = [name for name in self._care.fleet.usable() if name not in self._watch]
         for name, part in shares.deal(idle).items() if idle else ():
             self._ask(name, part, sampling)
@@ -125,6 +127,7 @@ class RolloutPool:
         self.engines.pop(name, None)
         self._care.tell(Lost(name, reason))
         self._care.tell(Unseated(name, reason))
+        self._care.take((name,))  # the restart that a loss asks for: it has no place to be made in
 
     def _awaited(self) -> bool:
         states = self._care.fleet.states()

@@ -101,6 +101,25 @@ def test_an_engine_that_must_leave_its_seat_is_forgotten_and_the_others_do_its_g
     assert same_groups(world.run(6), 6)
 
 
+def test_an_engine_that_left_its_seat_and_gets_another_is_started_once() -> None:
+    world = World([WELL], [WELL])
+    world.pool.give_up("engine-1", "ranks need its GPUs")
+    world.pool.welcome("engine-1")
+    assert len(world.born) == 3
+    assert same_groups(world.run(40), 40)
+    assert world.fleet.states() == {"engine-0": State.HEALTHY, "engine-1": State.HEALTHY}
+
+
+def test_a_restart_that_falls_due_between_two_generations_is_made_in_the_second() -> None:
+    """While ranks learn the time passes for engines too; who is not started then is waited for until a timeout."""
+    world = World([WELL], [WELL])
+    assert same_groups(world.run(4), 4)
+    world.pool.lost(ActorLost("engine-0", "the process died"))
+    assert same_groups(world.run(40), 40)
+    assert world.fleet.states() == {"engine-0": State.HEALTHY, "engine-1": State.HEALTHY}
+    assert len(world.born) == 3
+
+
 def test_without_room_for_the_last_engine_the_run_ends() -> None:
     world = World([Behaviour(dies_at=1), Behaviour(seat=False)])
     with pytest.raises(RemoteFailure, match="engine-0: no node has room for it"):
