@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from cluster.errors import DONE, INTERRUPTED, PlanError
+from cluster.errors import DONE, INTERRUPTED, NOT_RESUMABLE, PlanError, Stopped
 from cluster.joining import resources_at
 from cluster.model_facts import read_model_facts
 from cluster.plan import make_plan
@@ -123,16 +125,36 @@ def _model_of(name: str) -> str:
     return name
 
 
-def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict[str, float]]:
-    resources = resources_at(config.cluster.address)
-    plan = make_plan(config, resources, read_model_facts(config.model))
-    pids: dict[str, int] = {}
+@contextlib.contextmanager
+def ended_by_signals(pids: Mapping[str, int], places: Sequence[Path], grace: float) -> Iterator[None]:
+    """An evaluation ends by signals as a run does; there is nothing to resume, so SIGTERM is exit 4.
+
+    One that does not end in time is ended with its processes `pids`, and its directories `places` are removed.
+    """
 
     def end_now(number: int) -> None:
         for pid in pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        os._exit(INTERRUPTED)
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
+        os._exit(INTERRUPTED if number == signal.SIGINT else NOT_RESUMABLE)
+
+    with handled(end_now, grace) as received:
+        try:
+            yield
+        except KeyboardInterrupt:
+            if signal.SIGTERM in received[:1]:
+                raise Stopped(NOT_RESUMABLE, "terminated; nothing was measured") from None
+            raise
+
+
+def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict[str, float]]:
+    resources = resources_at(config.cluster.address)
+    plan = make_plan(config, resources, read_model_facts(config.model))
+    pids: dict[str, int] = {}
+
+    places: list[Path] = []
 
     def tell(text: str, kind: str, names: tuple[str, ...]) -> None:
         sys.stderr.write(f"{text}\n")
@@ -141,10 +163,12 @@ def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict
         # Engines on other nodes write their logs into it, so there it must lie where all nodes see it.
         shared = Path.cwd() if config.cluster.address else None
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollearn-eval-", dir=shared)))
-        stack.enter_context(handled(end_now, config.cluster.grace))
+        places.append(place)
+        stack.enter_context(ended_by_signals(pids, places, config.cluster.grace))
         folder = RunFolder.create(place / "eval")
         code = folder.copy_code(Path(__file__).resolve().parents[2])
-        temp = private_ray(config.cluster.address)
+        places.append(temp := private_ray(config.cluster.address))
+        stack.callback(shutil.rmtree, temp, ignore_errors=True)
         from cluster.run.inputs import load_held_out
 
         inputs = load_held_out(config, plan, place / "prepared", aside)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.errors import BrokenPromise, PlanError
+from cluster.errors import INTERRUPTED, BrokenPromise, PlanError, RemoteFailure, Stopped
 from cluster.run import evaluating
 from cluster.run.cli import as_toml, parse
+from cluster.run.commands import dispatch
 from cluster.run.config import Config
 from cluster.run.generation import Generation
 from rollout.config import DataConfig
@@ -99,3 +103,24 @@ def test_a_grader_that_fails_on_more_than_one_percent_stops_an_evaluation_too(fa
             Generation.held_out(generation, [prompt] * 200)
     else:
         assert len(Generation.held_out(generation, [prompt] * 200)) == 200
+
+
+@pytest.mark.parametrize(("number", "ending"), [(signal.SIGTERM, Stopped), (signal.SIGINT, KeyboardInterrupt)])
+def test_an_evaluation_that_is_terminated_has_nothing_to_resume(number, ending):
+    def terminated():
+        with evaluating.ended_by_signals({}, [], 60.0):
+            os.kill(os.getpid(), number)
+            time.sleep(1.0)
+
+    with pytest.raises(ending) as raised:
+        terminated()
+    assert getattr(raised.value, "code", INTERRUPTED) == (4 if number == signal.SIGTERM else 130)
+
+
+def test_an_evaluation_whose_engines_are_lost_is_no_mistake_of_the_user(monkeypatch, capsys):
+    def lost(*_):
+        raise RemoteFailure("engine-0: lost 4 times within 60 min")
+
+    monkeypatch.setattr(evaluating, "_evaluate", lost)
+    assert dispatch(["eval", "demo"], lambda *_: 0) == 4
+    assert "engine-0: lost 4 times" in capsys.readouterr().err
