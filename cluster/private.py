@@ -64,7 +64,7 @@ def remove(folder: Path) -> None:
     Ray's last processes may still write into it: what is left then keeps its owner, and goes another time.
     """
     for path in folder.iterdir():
-        if path.name != OWNER and path.is_dir():
+        if path.name != OWNER and path.is_dir() and not path.is_symlink():  # Ray leaves a link to its newest session
             shutil.rmtree(path, ignore_errors=True)
         elif path.name != OWNER:
             path.unlink(missing_ok=True)

@@ -39,6 +39,7 @@ def start_ray(config: Config, plan: Plan, folder: RunFolder, temp: Path) -> None
             f"Ray could not {where}: {error}\n  Ray gives its processes 30 s: on a machine that is busy with other "
             f"work, the same command may well succeed later."
         ) from error
-    # Ray has put a handler for SIGTERM in place that aborts the process (exit -6): what was there comes back.
-    for each, handler in ours.items():
-        signal.signal(each, handler)
+    finally:
+        # Ray has put a handler for SIGTERM in place that aborts the process (exit -6): what was there comes back.
+        for each, handler in ours.items():
+            signal.signal(each, handler)

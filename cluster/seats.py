@@ -6,7 +6,6 @@ own group with it and no other. Who goes where then is decided in reseating.py; 
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -122,13 +121,14 @@ class Seats:
             lost = {name: seat.bundle for name, seat in self._held.items() if seat.bundle.node in gone}
             nodes = tuple(self._usable(gone))
             broken = {id(self._held[name].group): self._held[name].group for name in lost}.values()
+            before = dict(self._held)
             found = reseat(Loss(self.planned.placement, self.tensor_parallel, nodes, held, lost))
             groups = {
                 node: self._hold(node, [bundle for bundle in found.fresh if bundle.node == node])
                 for node in dict.fromkeys(bundle.node for bundle in found.fresh)
             }
             if _not_given(groups):
-                self._let_go(groups.values(), lost)
+                self._let_go(groups.values(), before)
                 continue  # another job was faster: there is less room than it seemed
             for name, (host, bundle) in found.guests.items():
                 self._held[name] = Seat(self._held[host].group, self._held[host].index, bundle)
@@ -152,10 +152,10 @@ class Seats:
         bundle = room_for(engine, self.planned.placement, self.tensor_parallel, self._usable())
         if bundle is None:
             return None
+        before = dict(self._held)
         groups = {bundle.node: self._hold(bundle.node, [bundle])}
         if _not_given(groups):
-            self._let_go(groups.values(), {})
-            del self._held[engine]
+            self._let_go(groups.values(), before)
             return None
         return self._nodes[bundle.node]
 
@@ -190,12 +190,11 @@ class Seats:
             self._held |= {name: Seat(group, index, bundle) for name in sitting}
         return group
 
-    def _let_go(self, groups: Iterable[Any], lost: dict[str, Bundle]) -> None:
-        """Give groups back; those who were to sit there have lost their node still."""
+    def _let_go(self, groups: Iterable[Any], before: dict[str, Seat]) -> None:
+        """Give groups back; those who were to sit there have the seats they had `before`, on lost nodes or none."""
         for group in groups:
             remove_placement_group(group)
-        for name, bundle in lost.items():
-            self._held[name] = dataclasses.replace(self._held[name], bundle=bundle)
+        self._held = before
 
     def _refusal(self, missing: list[str]) -> PlanError:
         demand = Demand(len(self.planned.engines), len(self.planned.ranks), self.tensor_parallel)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import time
@@ -23,7 +22,7 @@ from cluster.paths_on_nodes import Sight
 from cluster.placement import Layout
 from cluster.plan import Plan
 from cluster.ports import on_a_free_port
-from cluster.private import remove_abandoned
+from cluster.private import remove, remove_abandoned
 from cluster.reseating import number
 from cluster.run.config import Config
 from cluster.run.folder import RunFolder
@@ -150,7 +149,8 @@ class Processes:
             ray.kill(actor, no_restart=True)
         ray.shutdown()
         _end(list(self.pids.values()), 5.0)
-        shutil.rmtree(self.temp, ignore_errors=True)
+        with contextlib.suppress(OSError):  # what Ray's last processes still write keeps its owner, and goes next time
+            remove(self.temp)
         remove_abandoned(self.temp.parent)  # that of a killed run whose last processes wrote while this one started
 
     @property

@@ -33,6 +33,8 @@ def test_directories_of_killed_runs_go_and_all_others_stay(tmp_path: Path) -> No
     new = folder(tmp_path, "new", None)
     strange = folder(tmp_path, "strange", "no number")
     (elsewhere / OWNER).write_text(f"{child.pid} 12345")
+    for number in range(4):  # as Ray's `session_latest`; some come before what they lead to
+        (dead / f"latest-{number}").symlink_to(dead / "session")
     (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
     remove_abandoned(tmp_path)
     assert not dead.exists()
