@@ -48,11 +48,12 @@ class Shell(Worker):
 
     def about(self) -> dict[str, Any]:
         """Where and what this process is."""
-        from cluster.run.folder import code_digest
+        from cluster.run.folder import code_digest, start_time
 
         code = code_digest(Path(__file__).parents[1])
-        place = {"node": ray.get_runtime_context().get_node_id(), "gpus": ray.get_gpu_ids()}
-        return {"pid": os.getpid(), "host": socket.gethostname(), "gpu": _gpu(), "code": code} | place
+        place = {"node": ray.get_runtime_context().get_node_id(), "gpus": ray.get_gpu_ids(), "gpu": _gpu()}
+        me = {"pid": os.getpid(), "started": start_time(os.getpid()), "host": socket.gethostname()}
+        return me | {"code": code} | place
 
     def usage(self) -> tuple[int, float]:
         """(resident memory in bytes, seconds at work since it began)."""

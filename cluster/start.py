@@ -25,7 +25,7 @@ from cluster.ports import on_a_free_port
 from cluster.private import remove, remove_abandoned
 from cluster.reseating import number
 from cluster.run.config import Config
-from cluster.run.folder import RunFolder
+from cluster.run.folder import RunFolder, start_time
 from cluster.run.secrecy import hidden
 from cluster.seats import Seats
 from cluster.settings import engine_settings, rank_settings
@@ -122,11 +122,11 @@ class Processes:
                 f"{name} on {about['host']} runs other code than this command (digest {about['code']}, expected "
                 f"{self.code}): another package named rollout, learner or cluster comes first on its path."
             )
-        here = socket.gethostname()
-        if about["host"] == here:
+        # Two machines may have the same name, and what is a rank there is anything here: it would be killed.
+        if about["host"] == socket.gethostname() and about["started"] == start_time(about["pid"]):
             self.pids[name] = about["pid"]
         self.abouts[name] = about
-        elsewhere = {n: a for n, a in self.abouts.items() if n in self.actors and a["host"] != here}
+        elsewhere = {n: a for n, a in self.abouts.items() if n in self.actors and n not in self.pids}
         (self.folder.path / "pids.txt").write_text(pids_text(self.pids, elsewhere))
 
     def has_ranks(self, engine: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from cluster import joining
 from cluster.errors import PlanError
 from cluster.paths_on_nodes import complaints
 from cluster.resources import Node
-from cluster.start import pids_text
+from cluster.run.config import Config
+from cluster.run.folder import RunFolder, start_time
+from cluster.start import Processes, pids_text
 from cluster.survey import as_node
 
 ABOUT = {"NodeID": "ab12", "NodeManagerAddress": "10.0.0.5", "Resources": {"CPU": 8.0, "GPU": 4.0, "memory": 1e9}}
@@ -66,3 +70,14 @@ def test_nodes_that_do_not_see_the_run_directory_or_the_model_are_named() -> Non
 def test_a_process_on_another_machine_is_written_down_with_that_machine() -> None:
     elsewhere = {"engine-1": {"pid": 7, "host": "box2"}}
     assert pids_text({"learner-0": 5, "engine-0": 4}, elsewhere) == "engine-0 4\nengine-1 7@box2\nlearner-0 5\n"
+
+
+def test_a_process_of_another_machine_is_not_killed_here_although_both_have_the_same_name(tmp_path: Path) -> None:
+    pids: dict[str, int] = {}
+    processes = Processes(Config(), None, RunFolder(tmp_path), "digest", tmp_path, pids)  # type: ignore[arg-type]
+    processes.actors = {"engine-0": None, "engine-1": None}
+    about = {"host": socket.gethostname(), "code": "digest", "pid": os.getpid()}
+    processes.register("engine-0", about | {"started": start_time(os.getpid())})
+    processes.register("engine-1", about | {"started": "1"})
+    assert pids == {"engine-0": os.getpid()}
+    assert f"engine-1 {os.getpid()}@{socket.gethostname()}\n" in (tmp_path / "pids.txt").read_text()
