@@ -29,7 +29,7 @@ class ModelFacts:
 
 
 def read_model_facts(model: str) -> ModelFacts:
-    """Facts about a model directory; a hub id gives unknowns that are filled at start."""
+    """Facts about a model directory; of a hub id nothing is known before it is fetched."""
     if model == "demo":
         return _facts(DEMO_MODEL)
     path = Path(model)

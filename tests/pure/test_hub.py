@@ -44,6 +44,13 @@ def test_a_model_that_cannot_be_had_is_refused_with_what_to_do() -> None:
         on_this_machine("somebody/else")
 
 
+def test_a_model_without_safetensors_is_refused_before_any_process_looks_for_them(snapshot: Path) -> None:
+    for file in snapshot.glob("*.safetensors"):
+        file.rename(file.with_name("pytorch_model.bin"))
+    with pytest.raises(UserError, match=r"somebody/demo: .* holds no \*\.safetensors"):
+        on_this_machine("somebody/demo")
+
+
 def test_a_network_that_fails_in_a_way_of_its_own_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     class ProxyError(Exception):
         """Not an OSError, and without a text."""
