@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from cluster.errors import (
-    BAD_REQUEST,
-    CRITICAL_FINDING,
-    DONE,
-    INTERRUPTED,
-    NOT_RESUMABLE,
-    PlanError,
-    RollearnError,
-    Stopped,
-)
+from cluster.errors import BAD_REQUEST, CRITICAL_FINDING, DONE, INTERRUPTED, PlanError, RollearnError, Stopped
 from cluster.run import cli
 from cluster.run.config import Config
 from cluster.run.inert import inert
@@ -71,8 +62,8 @@ def dispatch(words: Sequence[str], train: Train, loop: Loop | None = None) -> in
         return _say(error, BAD_REQUEST)
     except Stopped as stopped:
         return _say(stopped, stopped.code)
-    except RollearnError as error:  # of an evaluation: a run says what is left of it (Stopped)
-        return _say(error, NOT_RESUMABLE)
+    except RollearnError as error:
+        return _say(error, BAD_REQUEST)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
     except BrokenPipeError:

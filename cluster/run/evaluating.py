@@ -17,7 +17,7 @@ from typing import Annotated
 
 import tyro
 
-from cluster.errors import DONE, INTERRUPTED, NOT_RESUMABLE, PlanError, Stopped
+from cluster.errors import DONE, INTERRUPTED, NOT_RESUMABLE, PlanError, RollearnError, Stopped
 from cluster.joining import resources_at
 from cluster.model_facts import read_model_facts
 from cluster.plan import make_plan
@@ -126,8 +126,8 @@ def _model_of(name: str) -> str:
 
 
 @contextlib.contextmanager
-def ended_by_signals(pids: Mapping[str, int], places: Sequence[Path], grace: float) -> Iterator[None]:
-    """An evaluation ends by signals as a run does; there is nothing to resume, so SIGTERM is exit 4.
+def ended_as_a_run(pids: Mapping[str, int], places: Sequence[Path], grace: float) -> Iterator[None]:
+    """An evaluation ends by signals and lost processes as a run does; there is nothing to resume, so both are exit 4.
 
     One that does not end in time is ended with its processes `pids`, and its directories `places` are removed.
     """
@@ -147,6 +147,10 @@ def ended_by_signals(pids: Mapping[str, int], places: Sequence[Path], grace: flo
             if signal.SIGTERM in received[:1]:
                 raise Stopped(NOT_RESUMABLE, "terminated; nothing was measured") from None
             raise
+        except PlanError:
+            raise
+        except RollearnError as error:
+            raise Stopped(NOT_RESUMABLE, str(error)) from None
 
 
 def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict[str, float]]:
@@ -164,7 +168,7 @@ def _evaluate(config: Config, temperature: float, aside: int) -> tuple[str, dict
         shared = Path.cwd() if config.cluster.address else None
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollearn-eval-", dir=shared)))
         places.append(place)
-        stack.enter_context(ended_by_signals(pids, places, config.cluster.grace))
+        stack.enter_context(ended_as_a_run(pids, places, config.cluster.grace))
         folder = RunFolder.create(place / "eval")
         code = folder.copy_code(Path(__file__).resolve().parents[2])
         places.append(temp := private_ray(config.cluster.address))

@@ -13,7 +13,6 @@ import pytest
 from cluster.errors import INTERRUPTED, BrokenPromise, PlanError, RemoteFailure, Stopped
 from cluster.run import evaluating
 from cluster.run.cli import as_toml, parse
-from cluster.run.commands import dispatch
 from cluster.run.config import Config
 from cluster.run.generation import Generation
 from rollout.config import DataConfig
@@ -108,7 +107,7 @@ def test_a_grader_that_fails_on_more_than_one_percent_stops_an_evaluation_too(fa
 @pytest.mark.parametrize(("number", "ending"), [(signal.SIGTERM, Stopped), (signal.SIGINT, KeyboardInterrupt)])
 def test_an_evaluation_that_is_terminated_has_nothing_to_resume(number, ending):
     def terminated():
-        with evaluating.ended_by_signals({}, [], 60.0):
+        with evaluating.ended_as_a_run({}, [], 60.0):
             os.kill(os.getpid(), number)
             time.sleep(1.0)
 
@@ -117,10 +116,9 @@ def test_an_evaluation_that_is_terminated_has_nothing_to_resume(number, ending):
     assert getattr(raised.value, "code", INTERRUPTED) == (4 if number == signal.SIGTERM else 130)
 
 
-def test_an_evaluation_whose_engines_are_lost_is_no_mistake_of_the_user(monkeypatch, capsys):
-    def lost(*_):
+def test_an_evaluation_whose_engines_are_lost_is_no_mistake_of_the_user():
+    with pytest.raises(Stopped, match="engine-0: lost 4 times") as raised, evaluating.ended_as_a_run({}, [], 60.0):
         raise RemoteFailure("engine-0: lost 4 times within 60 min")
-
-    monkeypatch.setattr(evaluating, "_evaluate", lost)
-    assert dispatch(["eval", "demo"], lambda *_: 0) == 4
-    assert "engine-0: lost 4 times" in capsys.readouterr().err
+    assert raised.value.code == 4
+    with pytest.raises(PlanError), evaluating.ended_as_a_run({}, [], 60.0):
+        raise PlanError("--model nowhere")
