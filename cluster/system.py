@@ -234,6 +234,7 @@ class System:
             version,
             self.plan.engine_dtype,
             SYNC_SECONDS,
+            self.config.cluster.heartbeat,
         )
 
 

@@ -73,15 +73,18 @@ def sync_weights(
     version: int,
     dtype: str,
     seconds: float,
+    silence: float,
 ) -> SyncReport:
     """Move the learner's weights to all engines as `version`; BrokenPromise when a receipt differs.
 
+    Every part of it may take `seconds`, but for the first: opening is no work, so an engine that does not answer within
+    `silence` seconds hangs, perhaps since the generation before (others have done what it had).
     ActorLost names who is gone: a rank, even where that came to light in an engine that waited for its weights.
     """
     started = time.monotonic()
     probe = make_probe(shapes, version, dtype)
     opening = {name: engine.begin_load.remote() for name, engine in engines.items()}
-    fetch_all(opening, seconds, "opening the weight sync")
+    fetch_all(opening, min(silence, seconds), "opening the weight sync")
     try:
         tensors = transport.send(learners, engines, dtype, seconds)
     except ActorLost as lost:

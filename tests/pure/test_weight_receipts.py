@@ -68,6 +68,23 @@ def test_a_rank_that_died_is_named_and_not_the_engine_that_waited_for_its_weight
     actor: Any = SimpleNamespace(usage=SimpleNamespace(remote=int), begin_load=SimpleNamespace(remote=int))
     transport: Any = SimpleNamespace(send=lost)
     with pytest.raises(ActorLost) as raised:
-        weight_sync.sync_weights([actor, actor], {"engine-0": actor}, transport, {}, 1, "float32", 1.0)
+        weight_sync.sync_weights([actor, actor], {"engine-0": actor}, transport, {}, 1, "float32", 1.0, 1.0)
     assert raised.value.name == named
     assert "an argument cannot be had" in str(raised.value)
+
+
+def test_an_engine_that_does_not_open_a_sync_is_silent_long_before_a_sync_may_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that was frozen while others did its work hangs here: it must not hold the run up for a whole sync's time."""
+    waited: dict[str, float] = {}
+
+    def fetch(calls: dict[str, object], seconds: float, what: str) -> dict[str, object]:
+        waited[what] = seconds
+        raise ActorLost("engine-0", what, hung=True)
+
+    monkeypatch.setattr(weight_sync, "fetch_all", fetch)
+    actor: Any = SimpleNamespace(begin_load=SimpleNamespace(remote=int))
+    with pytest.raises(ActorLost):
+        weight_sync.sync_weights([], {"engine-0": actor}, SimpleNamespace(), {}, 1, "float32", 600.0, 15.0)
+    assert waited == {"opening the weight sync": 15.0}
