@@ -123,6 +123,7 @@ class Watch:
     def __init__(self) -> None:
         """Nothing is waited for."""
         self._open: dict[str, Any] = {}
+        self._ending: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -141,10 +142,18 @@ class Watch:
     def drop(self, name: str) -> None:
         """Do not wait for it any longer."""
         self._open.pop(name, None)
+        self._ending.discard(name)
 
     def cancel(self, name: str) -> None:
-        """Ask an actor to stop its stream when it next looks (`is_canceled`); its end comes as ENDED."""
-        ray.cancel(self._open[name])
+        """Ask an actor to stop its stream when it next looks (`is_canceled`); nothing but its end comes then, as ENDED.
+
+        Only the call is waited for, not the stream: that one ends at once, and Ray's `next` then blocks, without a
+        deadline, until the actor has answered; one that is frozen never does.
+        """
+        stream = self._open[name]
+        ray.cancel(stream)
+        self._open[name] = stream.completed()
+        self._ending.add(name)
 
     def poll(self, seconds: float) -> list[tuple[str, Any]]:
         """What has come, after at most `seconds`: (name, item or answer | ENDED | an ActorLost that is not raised).
@@ -165,6 +174,7 @@ class Watch:
         is_stream = not isinstance(answer, ray.ObjectRef)
         try:
             value = ray.get(next(answer) if is_stream else answer, timeout=30.0)
+            value = ENDED if name in self._ending else value
         except (StopIteration, TaskCancelledError):
             value = ENDED
         except (RayError, OSError) as error:

@@ -96,8 +96,8 @@ def test_a_second_sigint_ends_a_run_at_once(tmp_path: Path, leftovers: Leftovers
     [
         ("gen.mid:0:2:kill9:once", "lost", "engine-0: the process died"),
         ("gen.logprob:0:2:nan:once", "lost", "EngineFault"),
-        # It is frozen before its first group: the other does all of it, and the next sync finds it silent.
-        ("gen.before:0:2:stop:once", "lost", "opening the weight sync: no answer from engine-0 within 15 s"),
+        # It is frozen before its first group, and the other does all of it: the sync waits for it no longer than that.
+        ("gen.before:0:2:stop:once", "lost", "engine-0: no progress for"),
         ("gen.before:0:2:sleep:once", "slow", "engine-0 is slow"),
         ("sync.recv:1:2:raise:once", "lost", "engine-1: closing the weight sync"),
         ("sync.recv:0:2:kill9:once", "lost", "engine-0: closing the weight sync"),
