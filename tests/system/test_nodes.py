@@ -111,7 +111,7 @@ def weights(run: Path) -> str:
     return hashlib.sha256((run / "model/model.safetensors").read_bytes()).hexdigest()
 
 
-def await_(what: Callable[[], object], command: Command, seconds: float = 120.0) -> None:
+def await_(what: Callable[[], object], command: Command, seconds: float = 240.0) -> None:
     """Wait until something can be seen of a run that goes on."""
     deadline = time.monotonic() + seconds
     while not what():
