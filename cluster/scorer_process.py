@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +28,7 @@ _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_TH
 _PASSED_TO_MATH = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHOME")
 
 
-class Channel:
+class Channel(ABC):
     """Two pipes to a grading process: pickled items go in, lines of JSON come out."""
 
     def __init__(self, input_: int, output: int) -> None:
@@ -85,13 +86,13 @@ class Channel:
         while self._open:
             os.close(self._open.pop())
 
+    @abstractmethod
     def kill(self) -> None:
         """End it and what it started."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reap(self, wait: float | None = None) -> bool:
         """Whether it has ended and nothing of it is left."""
-        raise NotImplementedError
 
 
 class OwnProcess(Channel):

@@ -5,6 +5,7 @@ cluster/shares.py which engine does what; this file carries it out with modelled
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class World:
     def run(self) -> None:
         """Until the last round is recorded."""
         for fault in self.scenario.faults:
-            self.clock.after(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+            self.clock.after(fault.at, partial(self._strike, fault))
         while not self.schedule.over:
             while self._news and (task := self.schedule.next()) is not None:
                 self._start(task)
@@ -268,7 +269,7 @@ class World:
                     self._restart(names)
                 case Refresh(names):
                     seconds = self.scenario.restore if names == RANKS else self.scenario.sync
-                    self.clock.after(seconds, lambda names=names: self._refreshed(names))  # type: ignore[misc]
+                    self.clock.after(seconds, partial(self._refreshed, names))
                 case End(names):
                     self._ended(names)
                 case Doubt() | Retire() | GoWithout():
@@ -320,7 +321,7 @@ class World:
         waiting = ([self._working] if self._working is not None else []) + self._postponed
         self._postponed = []
         for task in waiting:
-            self.clock.after(again, lambda task=task: self._start(task))  # type: ignore[misc]
+            self.clock.after(again, partial(self._start, task))
 
     def _tick(self) -> None:
         """Supervision looks around while anybody has work."""

@@ -11,6 +11,7 @@ import ctypes
 import logging
 import re
 import threading
+from fractions import Fraction
 from typing import Any, Literal
 
 from rollout.rewards.answers import scalars
@@ -71,8 +72,7 @@ def _large_powers(text: str) -> str | None:
         except TooBig:
             return "a tower of powers"
         except (Unreadable, NotRational):
-            numbers = [int(number) for number in re.findall(r"\d+", inside)]
-            value = max(numbers, default=1)  # type: ignore[assignment]
+            value = Fraction(max(map(int, re.findall(r"\d+", inside)), default=1))
             if "^" in inside and value > 20:
                 return "a tower of powers"
         product *= max(1, abs(int(value)))
